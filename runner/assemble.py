@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from runner.cache import make_cache
 from runner.cache.layer_interface import MakeLayers
-from runner.cache.layers.batch import unbatchable_layers
+from runner.cache.layers.batched import unbatchable_layers
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
 from runner.engine.engine import World

@@ -128,8 +128,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/cache/test_decode_rows.py::test_a_stay_in_a_batch_is_like_decoding_alone": (
         *("llama-stepwise", "gemma3-drafted", "qwen3_next-stepwise"),
     ),
-    "tests/model/cache/test_trie_models.py::test_a_conversation_comes_back_at_any_length_of_its_window": ("*1", "*5"),
-    "tests/model/cache/test_trie_models.py::test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left": ALL,  # noqa: E501
+    "tests/model/cache/test_models.py::test_a_conversation_comes_back_at_any_length_of_its_window": ("*1", "*5"),
+    "tests/model/cache/test_models.py::test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left": ALL,
     "tests/model/engine/test_memory_budget.py": ("none-llama",),
     "tests/model/engine/test_memory.py::test_an_answer_that_outgrows_the_room_ends_alone_with_the_numbers": NONE,
     "tests/model/engine/test_scheduler_order.py::test_answers_that_cannot_be_computed_together_take_turns": ("llama4",),

@@ -2,12 +2,12 @@
 
 Everything here runs on the engine thread, which alone owns sessions, layers, nodes and snapshots. Read in this order:
 
-* `interface.py` (what the engine sees) and `session.py`, alone and in a batch; then `single.py`, the small caches;
-* `layer_interface.py`: snapshots; `layers/`: mlx-lm's layer caches behind one interface; `sketch.py` finds what the
-  layers of a model hold; `sequence.py` moves the layers of one sequence together;
-* `node.py`, `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be
-  taken; `trie_cache.py` puts these together;
-* policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits).
+* `interface.py`, the port to the engine, and `session.py`, alone and in a batch; then `single.py`, the small caches;
+* `layer_interface.py`: snapshots; `layers/`: one interface to mlx-lm's layer caches; `sketch.py`: the facts about the
+  layers of a model; `sequence.py`: the layers of one sequence, moved together;
+* `node.py`, `trie.py`: the nodes; `sequences.py`: the users of layers; `resume.py`: the way of layers along a path;
+  `trie_cache.py` puts these together;
+* policies: `checkpoints.py` (stops of a prefill), `eviction.py` (the order and the budget).
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the
@@ -36,14 +36,14 @@ def make_cache(
 ) -> PrefixCache:
     """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
-    `budget_bytes` limits what the trie holds between requests. `turn_tokens`, the special tokens around messages, tell
-    it where prompts often diverge. Raises ValueError for an unknown kind.
+    `budget_bytes` limits the trie between requests. Prompts often diverge at `turn_tokens`, the special tokens around
+    messages. Raises ValueError for an unknown kind.
     """
     if kind == "trie":
-        from runner.cache.checkpoints import TurnCheckpoints
+        from runner.cache.checkpoints import CheckpointPolicy
         from runner.cache.trie_cache import TrieCache
 
-        return TrieCache(facts, budget_bytes, TurnCheckpoints(turn_tokens))
+        return TrieCache(facts, budget_bytes, CheckpointPolicy(turn_tokens))
     if kind in ("single", "none"):
         from runner.cache.single import NullCache, SingleEntryCache
 

@@ -10,7 +10,7 @@ checkpoints at doubling distances keep the recomputed tokens in proportion.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class Checkpoint(NamedTuple):
@@ -21,22 +21,11 @@ class Checkpoint(NamedTuple):
     keep: bool
 
 
-class CheckpointPolicy(Protocol):
-    """Decides where a conversation has checkpoints."""
-
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
-        """Returns where to stop on the way from `cached` to the last token of a prompt, in ascending order, at most
-        `most` times. The first may be `cached` itself: its present state is worth keeping.
-
-        `branch` is the number of tokens, less than all, that the cache knows: another prompt diverges from this one
-        there.
-        """
-
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        """Returns those of a conversation's checkpoints that need not be kept now that it has `end` tokens."""
+_TURNS = 4  # messages at the end of a prompt, each with a checkpoint at its start
+_BEFORE_END = 4  # tokens: a prompt that comes again may differ in the last ones
 
 
-class TurnCheckpoints:
+class CheckpointPolicy:
     """Places checkpoints a few tokens before the end; where another prompt diverges; at the starts of the last messages
     and of the one after the system prompt; and in every doubling of the distance from the end.
 
@@ -48,35 +37,31 @@ class TurnCheckpoints:
         self,
         turn_tokens: frozenset[int] = frozenset(),
         *,
-        turns: int = 4,
-        before_end: int = 4,
         first_distance: int = 256,
         gap: int = 32,
         recent: int = 16,
     ) -> None:
-        """Raises ValueError unless all numbers are positive.
-
-        `turn_tokens` are the special tokens that chat templates put around messages. `turns` and `recent` are the
-        numbers of messages of a prompt, and of checkpoints of a conversation, that count as recent; the others are
-        distances in tokens.
-        """
-        if min(turns, before_end, first_distance, gap, recent) < 1:
+        """`turn_tokens` are the special tokens that chat templates put around messages. `recent` is the number of
+        checkpoints of a conversation that count as recent; the others are distances in tokens. Raises ValueError unless
+        all numbers are positive."""
+        if min(first_distance, gap, recent) < 1:
             raise ValueError("checkpoints need positive distances and counts")
         self._turn_tokens = turn_tokens
-        self._turns = turns
-        self._before_end = before_end
         self._first_distance = first_distance
         self._gap = gap
         self._recent = recent
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+        """Returns where to stop on the way from `cached` to the last token of a prompt, in ascending order, at most
+        `most` times. The first may be `cached` itself: its present state is worth keeping. The cache knows the first
+        `branch` tokens, fewer than all: another prompt diverges there."""
         end = len(tokens)
         starts = self._message_starts(tokens, cached)
         chosen: dict[int, bool] = {}
         for at, keep in (  # the most valuable first
-            (end - self._before_end, True),
+            (end - _BEFORE_END, True),
             (branch, False),
-            *((start, True) for start in starts[: -self._turns - 1 : -1]),
+            *((start, True) for start in starts[: -_TURNS - 1 : -1]),
             *((start, True) for start in starts[:1]),
             *((at, True) for at in self._distances(starts, self._beginning(tokens, starts, cached), end)),
         ):
@@ -84,15 +69,15 @@ class TurnCheckpoints:
         return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
-        """Returns all checkpoints but the `recent` last ones and, of those before, the first and the last in each
-        doubling of the distance from the end. The very first one stays."""
+        """Returns the checkpoints of a conversation to drop now that it has `end` tokens: all but the `recent` last
+        ones and, of the others, the first and the last in each doubling of the distance from the end."""
         by_distance: dict[int, list[int]] = {}
         for at in points[: -self._recent]:
             by_distance.setdefault(((end - at) // self._first_distance).bit_length(), []).append(at)
         return [at for group in by_distance.values() for at in group[1:-1]]
 
     def _choose(self, chosen: dict[int, bool], at: int, keep: bool, cached: int, most: int | None) -> None:
-        """Adds a checkpoint, or merges it with those close to it."""
+        """Adds a checkpoint, or merges it with its close neighbors."""
         if abs(at - cached) < self._gap:
             at = cached
         close = [other for other in chosen if abs(other - at) < self._gap]
@@ -114,8 +99,8 @@ class TurnCheckpoints:
         return starts[bisect_left(starts, self._gap) :]
 
     def _beginning(self, tokens: Sequence[int], starts: Sequence[int], cached: int) -> int:
-        """Returns where distances from the end begin to matter. A system prompt is shared as a whole, so they do not
-        matter within it. A first message followed only by the answer is not a system prompt."""
+        """Returns the offset after which distances from the end matter: the end of a system prompt, which prompts share
+        as a whole. A first message followed only by the answer is no system prompt."""
         in_first = self._turn_tokens.isdisjoint(islice(tokens, self._gap, cached))
         return starts[0] if in_first and len(starts) > 1 else cached
 

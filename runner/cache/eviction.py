@@ -1,12 +1,11 @@
 """Chooses which nodes of the trie to evict, and in which order.
 
-An `EvictionOrder` compares two nodes. `Eviction` keeps all nodes of a trie in that order as they change, so that the
-next victim is found without a look at the others.
+An `EvictionOrder` weighs nodes. `Eviction` keeps all nodes of a trie in that order as they change, so that it finds the
+next victim without a look at the others. `BudgetEnforcer` evicts until the budget holds.
 """
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from math import floor, log2
 from typing import TypeAlias
@@ -20,68 +19,41 @@ from runner.logs import Log
 log = Log(__name__)
 
 
-class EvictionOrder(ABC):
+class EvictionOrder:
     """Evicts first the node with the largest idle time multiplied by its weight; of nodes used at the same time, the
-    deepest.
+    deepest. A leaf is removed; a node with one child is merged into it.
 
-    A victim is removed if it is a leaf, and merged into its only child otherwise.
-    """
+    If all layers are sliceable, this is the least recently used leaf. Evicting an inner node would gain nothing: its
+    tokens would only move into the child. Using a node counts as using its whole path, so no node is older than its
+    descendants.
 
-    @abstractmethod
-    def used(self, node: Node) -> Iterable[Node]:
-        """Returns the nodes that count as used when `node` is."""
-
-    @abstractmethod
-    def evictable(self, node: Node) -> bool:
-        """Returns True if the node can be removed or merged and doing so frees something. Ignores locks."""
-
-    @abstractmethod
-    def weight(self, node: Node) -> float:
-        """Returns how much sooner the node is evicted than others of its age: one of a few dozen values, whatever the
-        nodes."""
-
-
-class LeastRecentLeaf(EvictionOrder):
-    """The least recently used leaf, for models whose layers are all sliceable.
-
-    Evicting an inner node would gain nothing: its tokens would only move into the child. Using a node counts as using
-    its whole path, so no node is older than its descendants.
-    """
-
-    def used(self, node: Node) -> Iterable[Node]:
-        return node.path()
-
-    def evictable(self, node: Node) -> bool:
-        return not node.children
-
-    def weight(self, node: Node) -> float:  # noqa: ARG002
-        return 1.0
-
-
-class LeastWorth(EvictionOrder):
-    """The longest idle node in relation to the bytes it frees and the tokens it takes to compute it again, for models
-    with states or windows.
-
-    Leaves can go, and so can nodes with one child, which give up their state; a node at which conversations diverge
-    stays. Each node ages by its own use, so an unused checkpoint is evicted before its used neighbors. A state after a
-    long system prompt saves thousands of tokens and one between two messages a few dozen, for the same bytes: by age
-    alone the first would be evicted as readily as the second.
+    A model with states or windows weighs the bytes that a node frees against the tokens that it takes to compute it
+    again. A node with one child can give up its state; a node at which conversations diverge stays. Each node ages by
+    its own use, so an unused checkpoint is evicted before its used neighbors. A state after a long system prompt saves
+    thousands of tokens and one between two messages a few dozen, for the same bytes: by age alone the first would be
+    evicted as readily as the second.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: those within 9 % of each other are one
 
-    def __init__(self, slots: Collection[int]) -> None:
+    def __init__(self, slots: Collection[int] = ()) -> None:
         """`slots` are the layers that are not sliceable: merging a node frees their snapshots."""
         self._slots = frozenset(slots)
 
-    def used(self, node: Node) -> Iterable[Node]:
-        return (node,)
+    def used(self, node: Node) -> Sequence[Node]:
+        """Returns the nodes that count as used when `node` is."""
+        return (node,) if self._slots else node.path()
 
     def evictable(self, node: Node) -> bool:
+        """Returns True if the node can be removed or merged and doing so frees something. Ignores locks."""
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
+        """Returns how much sooner the node is evicted than others of its age: one of a few dozen values, whatever the
+        nodes."""
+        if not self._slots:
+            return 1.0
         freed = self._freed(node)
         if not freed:
             return 0.0
@@ -91,7 +63,7 @@ class LeastWorth(EvictionOrder):
     def _freed(self, node: Node) -> int:
         if not node.children:
             return node.nbytes
-        return sum(held.nbytes for slot, held in enumerate(node.slots) if held is not None and slot in self._slots)
+        return sum(held.nbytes for slot in self._slots for held in node.slots[slot : slot + 1] if held is not None)
 
 
 _Place: TypeAlias = tuple[int, int, int, Node]
@@ -115,14 +87,14 @@ class Eviction:
         trie.changed.update(trie.nodes())
 
     def refresh(self) -> None:
-        """Takes in the changes of the trie. Call it after every request, or one call will take long one day."""
+        """Takes in the changes of the trie. Call it after every request: the more of them, the longer it takes."""
         self._trie.changed.update(self._with_live)
         self._rank_changed()
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
-        """Yields the victims one after the other, without locked nodes and `spared`. The caller removes or merges each
-        before it asks for the next, since that may make its relatives evictable. Looks at the nodes that changed, and
-        at one node for every weight."""
+        """Yields the victims one after the other, without locked nodes and `spared`. Remove or merge each before you
+        ask for the next: that may make its relatives evictable. Looks only at the nodes that changed, and at one node
+        for every weight."""
         self.refresh()
         while True:
             self._rank_changed()
@@ -141,18 +113,16 @@ class Eviction:
     def _rank_changed(self) -> None:
         changed = self._trie.changed
         while changed:
-            self._rank_anew(changed.pop())
-
-    def _rank_anew(self, node: Node) -> None:
-        self._remove(node)
-        if node.parent is None or node.locks:
-            return  # removed, or reported again when it is unlocked
-        if any(held is not None and held.live for held in node.slots):
-            self._with_live.add(node)
-        if self.order.evictable(node):
-            weight, place = self.order.weight(node), (node.used, -node.end, next(self._numbers), node)
-            insort(self._lines.setdefault(weight, []), place)
-            self._places[node] = weight, place
+            node = changed.pop()
+            self._remove(node)
+            if node.parent is None or node.locks:
+                continue  # removed, or reported again when it is unlocked
+            if any(held is not None and held.live for held in node.slots):
+                self._with_live.add(node)
+            if self.order.evictable(node):
+                weight, place = self.order.weight(node), (node.used, -node.end, next(self._numbers), node)
+                insort(self._lines.setdefault(weight, []), place)
+                self._places[node] = weight, place
 
     def _remove(self, node: Node) -> None:
         self._with_live.discard(node)
@@ -168,18 +138,14 @@ def _rank(weight: float, used: int, depth: int, now: int) -> tuple[float, int, i
     return (-(now + 1 - used) * weight, used, depth)
 
 
-# --- Keeps the trie and the layers over it within a budget, and decides which nodes count as used.
-
-
 class BudgetEnforcer:
-    """Evicts entries of one trie and its sequences until they fit. The budget is passed with every call, as it may
-    change."""
+    """Evicts entries of one trie and its sequences until they fit a budget."""
 
     def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
         self._trie = trie
         self._sequences = sequences
         stateful = [slot for slot, state in sequences.kept.used if not state.sliceable]
-        self._eviction = Eviction(trie, LeastWorth(stateful) if stateful else LeastRecentLeaf())
+        self._eviction = Eviction(trie, EvictionOrder(stateful))
         self._warned: set[str] = set()
 
     def touch(self, node: Node) -> None:
@@ -191,8 +157,8 @@ class BudgetEnforcer:
         self._eviction = Eviction(self._trie, self._eviction.order)
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
-        """Evicts until everything held, with the reserved bytes, fits the budget; what open sessions use stays. If
-        anything has to go, goes on until `spare_bytes` are free."""
+        """Evicts until everything held, with the reserved bytes, fits the budget; entries of open sessions stay. If
+        anything has to go, frees `spare_bytes` more."""
         sequences, ledger, eviction = self._sequences, self._sequences.totals.ledger, self._eviction
         eviction.refresh()
         if budget_bytes is None:

@@ -4,7 +4,7 @@
     Session (session.py)                    the only way to advance the layers of the model
 
 At least one token of every prompt is evaluated again, so that there are logits to sample from. Between sessions the
-record of a cache is exactly as long as what its layers have seen.
+record of a cache has exactly the tokens that its layers have seen.
 
 Owner of every object here: the engine thread.
 """
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class PrefixCache(Protocol):
-    """Reuses what the layers computed for earlier prompts, within a budget.
+    """Reuses the layers' work for earlier prompts, within a budget.
 
-    A cache that is not `concurrent` has no budget: its only session needs what it needs. The methods that have a body
-    here are those of such a cache.
+    A cache that is not `concurrent` has no budget. The methods with a body here are right for such a cache.
     """
 
     concurrent: bool = False
@@ -32,27 +31,23 @@ class PrefixCache(Protocol):
 
     @property
     def paged_bytes(self) -> int:
-        """The part of them in snapshots that own their bytes."""
-
-    # --- sessions
+        """The part of `nbytes` in snapshots that own their bytes."""
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> "Session":
-        """Opens a session for a prompt. The `first` token of its answer is known; the session has it if little of the
-        prompt is left to compute. Prompts of different salts share nothing.
+        """Opens a session for a prompt, which is copied. If the `first` token of its answer is known, the session has
+        it as long as little of the prompt is left to compute. Prompts of different salts share nothing.
 
         Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
-        concurrent; both leave the cache as it was. `tokens` is copied.
+        concurrent; both leave the cache as it was.
         """
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
         """Returns True if an open session is about to compute more of this prompt than is cached. That session then
-        stores what they share; ask again after each of its forwards, and begin once it is there."""
+        stores the shared prefix; ask again after each of its forwards, and begin once the prefix is cached."""
         return False
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which continue until they are closed."""
-
-    # --- the budget
 
     def session_bytes(self, tokens: int) -> int:
         """Returns about how many bytes the layers of a session of `tokens` tokens take."""
@@ -71,8 +66,8 @@ class PrefixCache(Protocol):
         return
 
     def bound(self, nbytes: int) -> int:  # noqa: ARG002
-        """Limits the cache to `nbytes`, or to the budget that it was made with if that is less, and evicts unused
-        entries until it fits. Returns by how many bytes that budget is less than `nbytes`; 0 if it is not."""
+        """Limits the cache to `nbytes`, or to its own budget if that is less, and evicts unused entries until it fits.
+        Returns by how many bytes its own budget is less than `nbytes`, or 0."""
         return 0
 
     def evict(self) -> None:

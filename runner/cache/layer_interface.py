@@ -1,4 +1,4 @@
-"""What the caches know of layers: how much of a prompt is in them, why not more, and snapshots of what they held."""
+"""The vocabulary of caches and layers: matches, the reasons for a miss, and snapshots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,7 +10,7 @@ MakeLayers: TypeAlias = Callable[[], list[object]]
 
 
 class Miss(StrEnum):
-    """Why fewer tokens came from the cache than the prompt shares with it, or why it shares none."""
+    """The reason why fewer tokens came from the cache than the prompt shares with it, or why it shares none."""
 
     NONE = ""
     OFF = "off"  # the cache keeps nothing
@@ -31,7 +31,7 @@ class Match(NamedTuple):
 
 
 class Snapshot(ABC):
-    """What one layer held for the tokens [start, stop).
+    """The content of one layer for the tokens [start, stop).
 
     A snapshot is *live* as long as the layer's own buffers hold these tokens unchanged; it takes no bytes then. The
     layer copies it out before a write that would destroy it (`LayerState.page_out`); from then on the snapshot owns

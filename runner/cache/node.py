@@ -42,23 +42,18 @@ class Node:
     __slots__ = ("checkpoint", "children", "end", "locks", "parent", "restored", "slots", "stored", "tokens", "used")
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
-        # The edge
         self.tokens = tokens
         self.parent = parent
         self.end: int = len(tokens) + (parent.end if parent else 0)
         self.children: dict[int, Node] = {}
-
-        # What is held of its tokens
         self.slots: list[Snapshot | None] = []
         """Empty, or one entry for each layer."""
         self.stored = 0
         """The number of its first tokens that are on disk."""
         self.restored = False
         """True if some of it came from the disk."""
-
-        # Its use
         self.checkpoint = False
-        """True for a node made to return to: it is kept even if nothing branches off."""
+        """True for a place to return to: the node is kept even if nothing branches off."""
         self.used = 0
         """The tick of the trie's clock at its last use."""
         self.locks = 0

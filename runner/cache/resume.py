@@ -1,8 +1,8 @@
 """Finds the deepest offset along a path of the trie at which all layers of a model can stand, and takes them there.
 
 A layer can stand at an offset if it can rewind to it, or if the nodes hold, without a gap, the tokens that it needs
-there: for a sliceable layer all tokens from where its own buffers leave the path, for a window the last ones, for any
-other layer a state. The answer is found before anything moves, so nothing has to be undone half-way.
+there: a sliceable layer needs all tokens after the common prefix of its buffers and the path, a window the last ones,
+any other layer a state. The answer is found before anything moves, so nothing has to be undone half-way.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,15 +15,14 @@ from runner.cache.trie import PrefixTrie
 
 
 def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:
-    """Returns how many of the matched tokens are in layers that stand at `end`; None means that they are empty."""
+    """Returns how many of the matched tokens are in layers that stand at `end`, or that are empty if it is None."""
     live = set(end.path()) if end else set()
     shared = [node.end for node in path if node in live]
     return min(max(shared, default=0), matched)
 
 
 def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int, shared: int) -> tuple[int, Miss]:
-    """Returns the largest offset up to `matched` at which every layer can stand, and why it is less than `matched`, if
-    so.
+    """Returns the largest offset up to `matched` at which every layer can stand, and why it is less than `matched`.
 
     `path` leads from a root along the matched tokens; its last node may extend beyond them. The layers hold its first
     `shared` tokens already.
@@ -77,10 +76,10 @@ def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes
 
 
 def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
-    """Stores in a node what the layers, which have seen its tokens, hold of them.
+    """Stores in a node the snapshots of its tokens, which the layers have seen.
 
-    Live slices replace stored ones. Snapshots of layers that are not sliceable are stored if the layers stand at the
-    end of the node, as far as its ancestors do not hold them already.
+    Live slices replace stored ones. A layer that is not sliceable adds a snapshot if it stands at the end of the node,
+    without the tokens that the ancestors hold already.
     """
     if node.parent is None:
         return
@@ -103,8 +102,7 @@ def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
 
 
 def replace_copies(sequence: SequenceLayers, node: Node) -> None:
-    """Replaces snapshots that the node owns by live ones where the layers, which stand at its end, hold the same
-    tokens."""
+    """Replaces the snapshots of a node that own their bytes by live ones of these layers, which stand at its end."""
     for slot, state in sequence.used if node.slots else ():
         held = node.slots[slot]
         if held is not None and not held.live:
@@ -113,9 +111,8 @@ def replace_copies(sequence: SequenceLayers, node: Node) -> None:
 
 
 def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
-    """Makes live in these layers, which hold all tokens up to the end of a node, the snapshots that the node lacks and
-    those of its own that are in `left`, the live snapshots of layers about to be reset; without `left`, all of them.
-    Copies nothing."""
+    """Makes snapshots of a node live in these layers, which hold all tokens up to its end: missing ones, and any in
+    `left`, the live snapshots of layers that are about to be reset; without `left`, all. Copies nothing."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)

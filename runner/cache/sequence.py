@@ -16,17 +16,14 @@ from runner.cache.sketch import LayerFacts
 
 
 class Totals:
-    """Counts what all sequences of one cache hold and lose."""
+    """The snapshots and the losses of all sequences of one cache, counted."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        """Counts the snapshots."""
         self.evictions = 0
-        """The number of evictions so far."""
         self.evicted_bytes = 0
-        """Bytes freed by them."""
         self.restored_bytes = 0
-        """Bytes of the snapshots that layers have ever restored."""
+        """The bytes of all snapshots that layers have restored."""
 
     def count_eviction(self, nbytes: int) -> None:
         """Counts an eviction that freed `nbytes`; a negative number (joining two pieces took more) counts as 0."""
@@ -34,12 +31,8 @@ class Totals:
         self.evicted_bytes += max(0, nbytes)
 
 
-class LayersError(RuntimeError):
-    """A layer does not hold what the facts say of it."""
-
-
 class SequenceMark(NamedTuple):
-    """Where the layers of a sequence stood before a round."""
+    """The place of a sequence's layers before a round."""
 
     position: int
     """The number of tokens that they had seen."""
@@ -77,7 +70,7 @@ class SequenceLayers:
 
     @property
     def offset(self) -> int:
-        """The number of tokens that every layer has surely seen: the least of all offsets."""
+        """The number of tokens that every layer has seen: the least of all offsets."""
         return min((state.offset for _, state in self.used), default=0)
 
     def page_out(self) -> None:
@@ -89,30 +82,33 @@ class SequenceLayers:
         for state in self.states:  # in groups: all copies at once would need as much memory again
             if copies := state.page_out():
                 group.append((state, copies))
-                if sum(array.nbytes for _, each in group for copy in each for array in copy.arrays) > TOGETHER_BYTES:
+                if (
+                    sum(array.nbytes for _, each in group for copy in each for array in copy.owned.arrays)
+                    > TOGETHER_BYTES
+                ):
                     self._complete(group)
                     group = []
         self._complete(group)
 
     def _complete(self, group: list[tuple[LayerState, list[Copy]]]) -> None:
-        """Evaluates copies for snapshots of these layers, whose buffers may be those of a much longer conversation that
-        has just been paged out."""
+        """Evaluates copies for snapshots of these layers, and trims their buffers: these may be those of a much longer
+        conversation that was just paged out."""
         complete([copy for _, copies in group for copy in copies])
         for state, _ in group:
             state.trim(spare_room(self.offset))
         mx.eval([state.arrays() for state, _ in group])
 
-    def advance(self, count: int) -> None:
-        """Counts a forward over `count` tokens that was built without an error. Raises LayersError, and corrects the
+    def count_forward(self, count: int) -> None:
+        """Counts a forward over `count` tokens that was built without an error. Raises RuntimeError, and corrects the
         facts for later sequences, if a layer counts something other than tokens, or is used against the facts."""
         self.position += count
         for state in self.states:
             if state.whole:
-                state.advance(count)
+                state.count_tokens(count)
         for slot, state in enumerate(self.states):
             if (state.offset != self.position or slot in self._unused) and not state.empty:
                 self.facts.correct(slot, state.offset)
-                raise LayersError(f"layer {slot} is at {state.offset} after {self.position} tokens")
+                raise RuntimeError(f"layer {slot} is at {state.offset} after {self.position} tokens")
 
     def rewind(self, to: int) -> Miss:
         """Takes every layer back to `to` tokens. If one cannot go, moves none and returns the reason."""
@@ -134,8 +130,8 @@ class SequenceLayers:
         return SequenceMark(self.position, count, [(state, state.mark(count)) for _, state in self.used])
 
     def revert(self, mark: SequenceMark, to: int) -> None:
-        """Takes every layer, after the round that followed the mark, back to `to` tokens; to where the mark was made if
-        one cannot stand there. Uses up the mark."""
+        """Takes every layer, after the round that followed the mark, back to `to` tokens, or to the mark if a layer
+        cannot stand there. Uses up the mark."""
         if to == self.position:
             return
         if not all(state.can_revert(each, to) for state, each in mark.marks):
@@ -178,7 +174,7 @@ class SequenceLayers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layers, including room for tokens to come. The ledger counts those of snapshots."""
+        """Bytes of the layers, including room for tokens to come. The ledger counts snapshots."""
         return sum(state.nbytes for state in self.states)
 
     def measure(self) -> None:
@@ -187,15 +183,12 @@ class SequenceLayers:
 
     def tokens_within(self, budget_bytes: int) -> int:
         """Returns how many of the tokens in the layers would fit into `budget_bytes`."""
-        other = self._other_bytes()
+        other = sum(state.nbytes for _, state in self.used if not state.sliceable)
         return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
 
-    def _other_bytes(self) -> int:
-        return sum(state.nbytes for _, state in self.used if not state.sliceable)
-
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
-        """Takes over what the last `count` tokens left in a row of a batch, given its layers, in place of a forward:
-        between `page_out` and `advance`."""
+        """Takes over the last `count` tokens of a row of a batch, given its layers, in place of a forward: between
+        `page_out` and `count_forward`."""
         for batch_cache, state in zip(batch_caches, self.states, strict=True):
             state.absorb(batch_cache, row, count)
 

@@ -1,11 +1,11 @@
-"""The sequences of layers over one trie: one for each open session, and those kept between sessions.
+"""The sequences of layers over one trie: one for each open session, and several between sessions.
 
-The one that was released last is `kept`. Those released before it are `parked`, as long as there are no more sequences
+The sequence that was released last is `kept`. Sequences released before it are `parked`, as long as there are no more
 than there were sessions at once: conversations that take turns go on where they stand, and nothing is copied.
 
-Invariants: the live snapshots of a sequence lie on the path to where it stands, or beyond and not yet overwritten;
-the kept sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it. A
-parked sequence stands at its node, which is locked.
+Invariants: the live snapshots of a sequence lie on the path to its node, or beyond and not yet overwritten; the kept
+sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it. A parked
+sequence stands at its node, which is locked.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class LiveSequences:
         self.kept = self.fresh()
         self.end: Node | None = None
         self.parked: dict[SequenceLayers, Node] = {}
-        """Sequences that were kept before, least recently used first, and the nodes where they stand."""
+        """Sequences that were kept before, least recently used first, each with the node where it stands."""
         self._parked_bytes: dict[SequenceLayers, int] = {}  # of their layers: counting them takes 70 us for each
         self._most = 1  # the most sessions that were open at once
 
@@ -47,7 +47,7 @@ class LiveSequences:
 
     @property
     def all(self) -> set[SequenceLayers]:
-        """The sequences of open sessions, and those that are kept."""
+        """The sequences of open sessions, the kept one and the parked ones."""
         return {self.kept, *self.parked, *(session.sequence for session in self.sessions)}
 
     @property
@@ -66,9 +66,9 @@ class LiveSequences:
         self.totals.ledger.flush()
 
     def choose(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers | None, Node | None]:
-        """Returns the sequence for a session whose prompt begins with the first `matched` tokens of this path, and
-        where it stands; None for a fresh one. A prompt that continues a conversation gets its layers; any other one
-        gets those that have been idle for longest, once there are enough."""
+        """Returns the sequence for a session whose prompt begins with the first `matched` tokens of this path, and the
+        node where it stands; None for a fresh sequence. A prompt that continues a conversation gets the layers of that;
+        any other gets the layers that have been idle for longest, once there are enough."""
         idle: dict[SequenceLayers, Node | None] = {**self.parked}
         if self.idle:
             idle[self.kept] = self.end
@@ -98,13 +98,13 @@ class LiveSequences:
         return sequence, end
 
     def release(self, sequence: SequenceLayers, end: Node) -> None:
-        """Takes back a session's layers, which stand at `end`: they are kept. The idle sequence kept before is parked,
-        or evicted if others hold most of its tokens, too."""
+        """Keeps a session's layers, which stand at `end`. Parks the idle sequence kept before, or evicts it if others
+        hold most of its tokens, too."""
         former, former_end, idle = self.kept, self.end, self.idle
         self.kept = sequence
         self.end = end
         for node in end.path():
-            resume.make_live(sequence, node)  # so that no snapshots of two sequences are joined, which would copy them
+            resume.make_live(sequence, node)  # to join snapshots of two sequences would copy them
         if idle and former is not sequence:
             if former_end is not None and self._is_mostly_its_own(former_end):
                 self.parked[former] = former_end
@@ -119,7 +119,7 @@ class LiveSequences:
         return 2 * max(node.end for node in end.path() if node.locks or node in held or node.parent is None) < end.end
 
     def evict_parked(self) -> None:
-        """Pages out what only the least recently used parked sequence holds, and empties it."""
+        """Pages out the snapshots that only the least recently used parked sequence holds, and empties it."""
         sequence = next(iter(self.parked))
         self._unpark(sequence)
         self._evict(sequence)
@@ -129,12 +129,12 @@ class LiveSequences:
         self._trie.unlock(self.parked.pop(sequence))
 
     def evict_kept(self) -> None:
-        """Pages out what only the kept sequence holds, and empties it."""
+        """Pages out the snapshots that only the kept sequence holds, and empties it."""
         self.end = None
         self._evict(self.kept)
 
     def hand_over_shared(self, sequence: SequenceLayers) -> set[Snapshot]:
-        """Makes the snapshots that other sequences hold too live in their layers, and returns those that only
+        """Makes snapshots that other sequences hold, too, live in their layers, and returns the snapshots that only
         `sequence` holds. The kept sequence has claimed all of its path before."""
         standing = [*self.parked.items(), *((session.sequence, session.node) for session in self.sharing)]
         for other, end in standing:
@@ -162,5 +162,4 @@ class LiveSequences:
         sequence.reset()
 
     def fresh(self) -> SequenceLayers:
-        """Returns new layers."""
         return SequenceLayers(self.facts, self.totals)

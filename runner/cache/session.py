@@ -1,4 +1,4 @@
-"""Sessions: the requests' use of the layers, one by one and in a batch."""
+"""Sessions: each request's use of the layers, alone and in a batch."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from runner.cache.checkpoints import Checkpoint
 from runner.cache.layer_interface import Match
-from runner.cache.layers.batch import BatchedLayers, batchable
+from runner.cache.layers.batched import BatchedLayers, batchable
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers, SequenceMark
 from runner.cache.trie import PrefixTrie
@@ -19,7 +19,7 @@ log = Log(__name__)
 _NOT_READY = "a forward in a session that is closed or failed, or has a round to accept"
 
 _FEW = 16
-"""The tokens of a prompt that are computed after its known first token was sent: a repeat has no more, whatever the
+"""The most tokens of a prompt to compute after its known first token was sent: a repeat has no more, whatever the
 layers."""
 CHECK_TOKENS = 64
 """The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
@@ -35,45 +35,40 @@ class Session:
 
     A *round* is a forward over several tokens of the answer, the first of which may prove right:
 
-        with session.draft_round(n):            # the token that is next anyway, and n - 1 drafts of those after it
+        with session.draft_round(n):            # the token that is next anyway, and n - 1 drafts after it
             logits = model(tokens, session.layers)
         ...                                     # find out that the first m tokens are right
         if not session.accept(m):               # True: the session stands after these m tokens
             ...                                 # False: it stands where it did; compute these m once more
 
-    Until `accept` the session stands where it did before, whatever its layers hold. Tokens that are computed once more
-    are a round if they are several, which is then accepted as a whole, and may have further drafts after them. Drafts
-    are recorded once they are known to be right, before `accept` or after it.
+    Until `accept` the session stands where it did before, whatever its layers hold. Several tokens that are computed
+    once more are a round, which is then accepted as a whole, and may have further drafts after them. Record drafts once
+    they are known to be right, before `accept` or after it.
     """
 
     def __init__(
         self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["Session"], None]
     ) -> None:
         """The first `close` calls `end(session)`."""
-        # From begin to close
         self.sequence = sequence
         self.layers = sequence.layers
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
         self._end: Callable[[Session], None] | None = end
         self._evicted_bytes = sequence.totals.evicted_bytes
-
-        # From token to token
         self.recorded = prompt
         self.first: int | None = None
-        """The first token of the answer, if it is known and not recorded yet. While it is there the layers may have
-        seen the whole prompt: record it, or call `forget_first`, before computing."""
+        """The first token of the answer, if it is known and not recorded yet. Meanwhile the layers may have seen the
+        whole prompt: record it, or call `forget_first`, before computing."""
         self.next_check_at = 0
-        """The position from which on `_check` is called after forwards of a single token, too."""
+        """The position after which a forward of a single token calls `_check`, too."""
         self.failed = False
-        """True during a forward, and after one that was interrupted: nothing in the layers can be trusted then. Set it
-        if an evaluation has raised; `close` frees everything then."""
+        """True during a forward and after an interrupted one: nothing in the layers can be trusted. Set it if an
+        evaluation has raised; `close` then frees everything."""
         self.cache_invalid = False
-        """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
+        """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted."""
         self.distrusted = False
-        """True if something that it has computed is no number: `close` keeps nothing of it then."""
-
-        # From the beginning of a round to its end
+        """True if the session has computed NaN or infinity: `close` keeps nothing of it."""
         self._mark: SequenceMark | None = None  # of the round that has to be accepted
         self._ready = True  # neither closed nor in a round
 
@@ -97,11 +92,11 @@ class Session:
         return self.sequence.arrays()
 
     def next_forward(self, most: int) -> int:
-        """Returns the number of tokens of the next prefill forward, at most `most`; 0 once all are seen but the last,
-        which belongs to the first decode step. Raises ValueError unless `most` is positive.
+        """Returns the number of tokens of the next prefill forward, at most `most`; 0 once only the last is left, which
+        belongs to the first decode step. Raises ValueError unless `most` is positive.
 
-        The tokens are those of `recorded` from `position` on. In a session that is set back (its layers have seen
-        fewer tokens than are recorded) sampled tokens are among them.
+        The tokens are the next ones of `recorded` from `position` on. In a session that was set back (its layers have
+        seen fewer tokens than are recorded) sampled tokens are among them.
         """
         if most < 1:
             raise ValueError(f"a prefill forward of {most} tokens")
@@ -112,8 +107,8 @@ class Session:
     def forward(self, count: int) -> Iterator[None]:
         """Surrounds the call of the model over the next `count` tokens, and nothing that may fail for other reasons.
 
-        MLX is lazy: the block may contain the evaluation, but need not. An exception inside leaves some layers behind
-        others and some in an unknown state; the session then ends with everything freed.
+        MLX is lazy: the block may contain the evaluation, but need not. An exception inside leaves layers at
+        different offsets, or in an unknown state; the session then ends with everything freed.
         """
         if not self._ready or self.failed:
             raise RuntimeError(_NOT_READY)
@@ -122,20 +117,20 @@ class Session:
         self.cache_invalid = False
         yield
         self.cache_invalid = True
-        self.sequence.advance(count)
+        self.sequence.count_forward(count)
         if count > 1 or self.sequence.position >= self.next_check_at:
             self._check(count, stepwise=count == 1)
         self.failed = self.cache_invalid = False
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
-        """Takes over what the last `count` tokens left in a row of a batch, given its layers."""
+        """Takes over the last `count` tokens of a row of a batch, given its layers."""
         with self.forward(count):
             self.sequence.absorb(batch_caches, row, count)
             self.sequence.evaluate()  # an unevaluated slice would keep the whole batch alive
 
     def record(self, token: int) -> None:
-        """Records a sampled token. Call it as soon as the token is known, before anything else can happen to it,
-        whether or not its forward was dispatched already. The token that ends a generation is recorded too."""
+        """Records a sampled token, or the token that ends a generation. Call it as soon as the token is known, whether
+        or not its forward was dispatched already."""
         self.recorded.append(token)
 
     def continuation(self, most: int) -> list[int]:  # noqa: ARG002
@@ -147,7 +142,8 @@ class Session:
         self.first = None
 
     def forget_first_if_far(self) -> None:
-        """Forgets it if more than a few tokens of the prompt are left: they would be a pause after that token."""
+        """Forgets the known first token if more than a few tokens of the prompt are left: the answer would pause after
+        it while they are computed."""
         if self.first is not None and self.total - self.position > _FEW:
             self.forget_first()
 
@@ -163,7 +159,7 @@ class Session:
         mark = self._mark
         if mark is not None and not self.failed:
             try:
-                # What is recorded after the first token need not be the drafts that the layers hold there.
+                # The tokens recorded after the first one need not be the drafts that the layers hold.
                 self.accept(int(len(self.recorded) > mark.position))
             except Exception:
                 log.exception("a round could not be taken back")
@@ -177,11 +173,8 @@ class Session:
         return None
 
     def _check(self, count: int, *, stepwise: bool) -> None:
-        """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each. Called only when
-        there may be something to do: after a forward over several tokens, and after one that reaches
-        `next_check_at`."""
-
-    # --- rounds
+        """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each. Called after
+        several tokens, and at `next_check_at`."""
 
     @property
     def in_round(self) -> bool:
@@ -204,8 +197,8 @@ class Session:
         self.failed = False
 
     def accept(self, count: int) -> bool:
-        """Ends a round whose first `count` tokens are right. Returns True if the session now stands after
-        these, as if they had been computed one by one; False if a layer cannot, and it stands where it did before.
+        """Ends a round whose first `count` tokens are right. Returns True if the session now stands after these, as if
+        they had been computed one by one; False if a layer cannot, and the session stands where it did before.
 
         Raises RuntimeError if there is no round to end, and ValueError if it has fewer tokens.
         """
@@ -216,7 +209,7 @@ class Session:
             raise ValueError(f"{count} of the {mark.length} tokens of a round")
         self._mark = None
         self.failed = self.cache_invalid = True
-        self.sequence.advance(mark.length)
+        self.sequence.count_forward(mark.length)
         self.sequence.revert(mark, mark.position + count)
         passed = self.position - mark.position
         if self.position >= self.next_check_at:
@@ -243,18 +236,15 @@ class TrieSession(Session):
         """`node` of the trie is where the layers stand. `check(session, count, stepwise)` is called as `_check` is;
         `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""
         super().__init__(sequence, prompt, match, end)
-        # From begin to close
         self._trie = trie
         self._check_cache = check
         self._go_back = go_back
-
-        # From token to token
         self.node = node
-        """The last node that it has reached; locked."""
+        """The last node that the session has reached; locked."""
         self.checkpoints: list[Checkpoint] = []
         self.detached = False
         """True if the trie was cleared under this session: it keeps its layers, and stores nothing."""
-        self._left_at: Node | None = None  # what is recorded after this node is no path of the trie
+        self._left_at: Node | None = None  # the tokens recorded after this node are no path of the trie
 
     def add_checkpoint(self, at: int) -> None:
         """Adds a stop to the prefill, where another prompt diverges from this one."""
@@ -270,7 +260,7 @@ class TrieSession(Session):
             return []  # the usual case, and the cheapest
         found = self._trie.continuation(self.node, keys(ahead), most).tolist()
         if ahead and not found:
-            self._left_at = self.node  # for good: what is recorded after it stays
+            self._left_at = self.node  # for good: recorded tokens stay
         return [*takewhile(lambda token: token >= 0, found)]
 
     def forget_first(self) -> None:
@@ -298,15 +288,15 @@ class TrieSession(Session):
 class DecodeRows:
     """One session over its own layers, or several over a batch: copies of their layers, joined.
 
-    The own layers of a session stand still while it is in a batch. When it leaves, they take over what its row has seen
-    since; to the session that looks like one forward. If a batch fails nothing in it can be trusted, but the sessions'
-    own layers can: they are only behind.
+    The own layers of a session stand still while it is in a batch. When it leaves, they take over the tokens that its
+    row has seen since; to the session that looks like one forward. If a batch fails, nothing in it can be trusted; the
+    sessions' own layers can, and are only behind.
     """
 
     def __init__(self, session: Session) -> None:
         self.sessions = [session]
         self.may_draft = True
-        """False once a round has shown that the layers of a batch cannot go back row by row."""
+        """False once a round has shown that layers of a batch cannot go back row by row."""
         self._batch: BatchedLayers | None = None
         self._seen = [0]  # tokens that the batch has seen of each session
         self._in_round = False  # the batch has a round to accept
@@ -337,8 +327,8 @@ class DecodeRows:
         return 0 if self._batch is None else self._batch.nbytes
 
     def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
-        """Calls `forward(tokens, layers)` of the model over one more token of each, [B, 1], or several of one, [1, L].
-        Returns its logits [B, L, V] (lazy)."""
+        """Calls `forward(tokens, layers)` of the model over one more token of each session, [B, 1], or several of one,
+        [1, L]. Returns its logits [B, L, V] (lazy)."""
         if self._batch is None:
             session, length = self.sessions[0], tokens.shape[1]
             in_round = length > 1 and session.sequence.markable
@@ -352,9 +342,9 @@ class DecodeRows:
         return logits
 
     def draft(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array | None:
-        """Calls `forward(tokens, layers)` over tokens [B, L], L > 1: the next ones of each session, drafts, and
-        padding. Returns the logits [B, L, V] (lazy); `accept` has to follow. None, with all sessions where they were,
-        if those of a batch cannot go back one by one."""
+        """Calls `forward(tokens, layers)` over tokens [B, L], L > 1: the next token of each session, drafts, and
+        padding. Returns the logits [B, L, V] (lazy); `accept` has to follow. Returns None, with all sessions where they
+        were, if the rows of a batch cannot go back one by one."""
         if self._batch is None:
             session = self.sessions[0]
             with session.draft_round(tokens.shape[1]):
@@ -369,8 +359,8 @@ class DecodeRows:
         return logits
 
     def accept(self, counts: Sequence[int]) -> bool:
-        """Ends a round: the first `counts` tokens of each session are right. Returns as `Session.accept`; True for
-        several."""
+        """Ends a round: the first `counts` tokens of each session are right. Returns the result of `Session.accept`,
+        or True for several sessions."""
         if self._batch is None:
             return self.sessions[0].accept(counts[0])
         self._in_round = False
@@ -379,19 +369,19 @@ class DecodeRows:
         return True
 
     def take_back(self, length: int) -> None:
-        """Ends a round over `length` tokens of each session whose logits are not numbers, with all sessions where they
-        were."""
+        """Ends a round over `length` tokens of each session whose logits are not numbers, and brings all sessions back
+        to where they were."""
         self.accept([0] * len(self.sessions))
         if self._batch is not None:
             self._batch.wipe_columns(length)
 
     def arrays(self) -> list[mx.array]:
-        """Returns the arrays to evaluate together with the logits of a batch, which do not need them."""
+        """Returns the arrays of a batch to evaluate together with its logits, which do not depend on them."""
         return [] if self._batch is None else self._batch.arrays()
 
     def join(self, others: Sequence["DecodeRows"]) -> None:
-        """Appends the one session of each of `others`. Waits for all that they have under way. Raises RuntimeError if
-        one of them has a round to accept."""
+        """Appends the one session of each of `others`. Waits for the forwards that they have under way. Raises
+        RuntimeError if one of them has a round to accept."""
         sessions = [session for each in others for session in each.sessions]
         if self._in_round or any(each.in_round for each in (*self.sessions, *sessions)):
             raise RuntimeError("layers with drafts in them cannot be joined")
@@ -404,12 +394,12 @@ class DecodeRows:
         self._seen += [0] * len(sessions)
 
     def make_room(self, sessions: int, tokens: int) -> bool:
-        """Makes a piece of the room that a batch needs for more `sessions`, of at most `tokens` tokens, and for the
-        next tokens of all. Returns True once nothing is lacking."""
+        """Makes a piece of the room that a batch needs for this many more `sessions`, of at most `tokens` tokens, and
+        for the next tokens of all. Returns True once nothing is lacking."""
         return self._batch is None or self._batch.make_room(len(self.sessions) + sessions, tokens)
 
     def settle(self, row: int) -> None:
-        """Lets the session's own layers take over what its row has seen."""
+        """Lets the session's own layers take over the tokens that its row has seen."""
         count, self._seen[row] = self._seen[row], 0
         if self._batch is not None and count:
             self.sessions[row].absorb(self._batch.caches, row, count)

@@ -27,12 +27,10 @@ class SingleEntryCache(PrefixCache):
     def __init__(self, facts: LayerFacts) -> None:
         self.facts = facts
         self.totals = Totals()
-
-        # Between sessions
         self.sequence: SequenceLayers | None = None
         self.tokens: list[int] = []
+        """The record between sessions."""
         self._salt = ""
-
         self._open = False
 
     @property
@@ -51,7 +49,7 @@ class SingleEntryCache(PrefixCache):
         return session
 
     def detach(self) -> None:
-        """Frees everything, unless a session is open: its layers are all that there is."""
+        """Frees everything, unless a session is open: the cache holds nothing but its layers."""
         if not self._open:
             self.sequence = None
             self.tokens = []
@@ -94,7 +92,7 @@ class SingleEntryCache(PrefixCache):
         self._release(session)
 
     def _release(self, session: Session) -> None:
-        """Stores what the session computed, or frees it."""
+        """Stores the tokens of the session, or frees them."""
         sequence = session.sequence
         if not self.keeps:
             sequence.reset()
@@ -105,7 +103,7 @@ class SingleEntryCache(PrefixCache):
             if session.cache_invalid:
                 self.sequence = None
             return
-        # The layers may be ahead of the record by a token that was never read, or short of it by tokens never computed.
+        # The layers may be ahead of the record by a token that was never read, or behind it by tokens never computed.
         reached = min(sequence.offset, len(session.recorded))
         refusal = sequence.rewind(reached)
         if refusal:

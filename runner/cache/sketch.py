@@ -1,6 +1,7 @@
 """The facts about the layers of a model, and the sketch that finds them before the first request."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -17,47 +18,39 @@ Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
 _TOKENS, _MORE = 16, 512
 
 
+@dataclass(eq=False)
 class LayerFacts:
-    """The layers of a model: how to make them, and what they hold. A slot is the index of a layer in the order of
-    `flatten`.
+    """The layers of a model: the function that makes them, and their content. A slot is the index of a layer in the
+    order of `flatten`.
 
     All caches of a model share one object. Requests change it in two ways: windows and states may take more bytes than
-    were seen before, and `correct` notes what a sketch could not show.
+    were seen before, and `correct` notes facts that a sketch could not show.
     """
 
-    def __init__(
-        self,
-        make: MakeLayers,
-        used: Iterable[int] = (),
-        untrusted: Iterable[int] = (),
-        token_bytes: int = 0,
-        tail_bytes: int = 0,
-        state_bytes: int = 0,
-    ) -> None:
-        self.make = make
-        """Returns the layers of a new sequence."""
-        self.used = frozenset(used)
-        """Slots of the layers that a forward fills. The model does not use the others."""
-        self.untrusted = frozenset(untrusted)
-        """Slots of layers that count something other than tokens: their states are stored whole."""
-        self.token_bytes = token_bytes
-        """Bytes of one more token in all sliceable layers."""
-        self.tail_bytes = tail_bytes
-        """The most bytes seen in all layers with a tail."""
-        self.state_bytes = state_bytes
-        """The most bytes seen in all layers with a state."""
+    make: MakeLayers
+    """Returns the layers of a new sequence."""
+    used: frozenset[int] = frozenset()
+    """Slots of the layers that a forward fills. The model does not use the others."""
+    untrusted: frozenset[int] = frozenset()
+    """Slots of layers that count something other than tokens: their states are stored whole."""
+    token_bytes: int = 0
+    """Bytes of one more token in all sliceable layers."""
+    tail_bytes: int = 0
+    """The most bytes seen in all layers with a tail."""
+    state_bytes: int = 0
+    """The most bytes seen in all layers with a state."""
 
     def bytes_of(self, tokens: int) -> int:
         """Returns about how many bytes a sequence of `tokens` tokens takes."""
         return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
 
     def most_checkpoints(self, budget_bytes: int | None) -> int | None:
-        """Returns how many checkpoints one prompt may leave, so that their states take at most a quarter of the budget.
+        """Returns how many checkpoints one prompt may leave for their states to take at most a quarter of the budget.
         None is no limit: windows cost no more than their tokens, wherever they are split."""
         return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None
 
     def measure(self, states: Iterable[LayerState]) -> None:
-        """Notes how many bytes the layers of a sequence take beside those that each token adds."""
+        """Notes the bytes of windows and states in the layers of a sequence."""
         tail_bytes = state_bytes = 0
         for state in states:
             if state.whole:
@@ -77,9 +70,9 @@ class LayerFacts:
 class Sketch:
     """The forwards of a short prompt and of one more token, over temporary layers.
 
-    They are built and not computed, which takes milliseconds whatever the size of the model: shapes and types, the
-    layers that are filled and the tokens that they count are known without a number. If a layer stays empty, a longer
-    prompt shows whether it fills later: some layers hold an entry for each group of tokens. Owner: the engine thread.
+    They are built and not computed, which takes milliseconds whatever the size of the model: shapes, types, the layers
+    that fill and the tokens that they count are known without a computation. If a layer stays empty, a longer prompt
+    shows whether it fills later: some layers hold an entry for each group of tokens. Owner: the engine thread.
     """
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int, context_length: int = _MORE) -> None:
@@ -110,7 +103,7 @@ class Sketch:
         self.facts.measure(self.used.values())
 
     def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Stands in for the forward of the model when what was sketched is computed: builds only what is not there."""
+        """Stands in for the forward of the model when the sketch is computed: builds only missing forwards."""
         return self._logits.pop(0) if self._logits else self._forward(tokens, layers)
 
     def _read(self, layers: list[object], *texts: list[int]) -> list[LayerState]:
@@ -124,7 +117,7 @@ class Sketch:
             seen += len(tokens)
             for slot, state in enumerate(states):
                 if state.whole:
-                    state.advance(len(tokens))
+                    state.count_tokens(len(tokens))
                 if not state.empty and state.offset != seen:
                     self.facts.correct(slot, state.offset)
                     states[slot] = distrust(state, seen)

@@ -1,8 +1,8 @@
 """A compressed prefix trie over token ids: the computed prompts, and where their pieces are.
 
-A node's edge carries the tokens [start, end) and one slot per layer for the snapshot of them. Nothing here knows what a
-snapshot is made of: it has a size, and can be split, joined and closed. Children are found by the first token of their
-edge, so no two siblings share it.
+A node's edge carries the tokens [start, end) and one slot per layer for their snapshot. A snapshot has a size here, and
+can be split, joined and closed; nothing else is known of it. Children are found by the first token of their edge, so no
+two siblings share it.
 
 Locking a node locks its path to the root; locked nodes are neither removed nor merged away.
 
@@ -13,18 +13,9 @@ and that an edge never grows in place.
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
-from typing import NamedTuple
 
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
-
-
-class Found(NamedTuple):
-    """The nodes along which tokens were found, from the first node on, and the number of these tokens. The last node
-    may be matched in part only."""
-
-    path: list[Node]
-    matched: int
 
 
 class PrefixTrie:
@@ -35,22 +26,15 @@ class PrefixTrie:
         self.now = 0
         """The time of the latest use of any node."""
         self.changed: set[Node] = set()
-        """Nodes that were made, removed, touched or unlocked, or whose edge or children changed, since someone emptied
-        this set; roots included. A change of their slots shows only in that they are locked meanwhile, or that a
-        snapshot in them is live."""
+        """Nodes, roots included, that were made, removed, touched or unlocked, or whose edge or children changed, since
+        this set was emptied. Slots change without a trace here: only in locked nodes, and where a snapshot is live."""
 
     def root(self, salt: str = "") -> Node:
-        """Returns the root of all prompts of this salt. A root without children and locks is dropped when another one
-        is asked for."""
+        """Returns the root of all prompts of this salt. Making a root drops those without children and locks."""
         if salt not in self.roots:
             self.roots = {name: root for name, root in self.roots.items() if root.children or root.locks}
             self.roots[salt] = Node(keys(()), None)
         return self.roots[salt]
-
-    @property
-    def empty(self) -> bool:
-        """True if there are no nodes but roots."""
-        return not any(root.children for root in self.roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """Yields all nodes but the roots, parents before their children."""
@@ -60,21 +44,22 @@ class PrefixTrie:
             yield node
             waiting.extend(node.children.values())
 
-    def match(self, start: Node, tokens: Tokens) -> Found:
-        """Returns the longest path down from the end of `start` that spells the first of these tokens."""
+    def match(self, start: Node, tokens: Tokens) -> tuple[list[Node], int]:
+        """Returns the longest path, `start` first, that spells the first of these tokens from the end of `start` on,
+        and the number of these. The last node may be matched only in part."""
         path, children, at, end = [start], start.children, 0, len(tokens)
         while at < end and (child := children.get(tokens[at])) is not None:
             path.append(child)
             edge = child.tokens
             ahead = tokens[at : at + len(edge)]
             if ahead != edge:
-                return Found(path, at + common_prefix(ahead, edge))
+                return path, at + common_prefix(ahead, edge)
             at, children = at + len(edge), child.children
-        return Found(path, at)
+        return path, at
 
     def continuation(self, start: Node, tokens: Tokens, most: int) -> Tokens:
-        """Returns up to `most` tokens that follow these on the path down from the end of `start`; none if the path does
-        not spell them. At a fork it takes the child that was used last."""
+        """Returns up to `most` tokens that follow these on the path down from the end of `start`; none if no path
+        spells them. At a fork takes the child that was used last."""
         path, matched = self.match(start, tokens)
         if matched < len(tokens):
             return keys(())
@@ -85,12 +70,9 @@ class PrefixTrie:
             found += node.tokens[: most - len(found)]
         return found
 
-    def advance(self, node: Node, tokens: Tokens) -> list[Node]:
-        """Extends the trie from the end of `node` along these tokens, adding what is missing.
-
-        Returns the nodes passed, without `node`; the last one ends with the last token. New nodes do not count as used:
-        the caller touches and fills them.
-        """
+    def extend(self, node: Node, tokens: Tokens) -> list[Node]:
+        """Extends the trie from the end of `node` along these tokens. Returns the nodes passed, without `node`; the
+        last one ends with the last token. New nodes do not count as used: the caller touches and fills them."""
         path, matched = self.match(node, tokens)
         passed, reached = path[1:], node.end + matched
         if passed and passed[-1].end > reached:
@@ -119,13 +101,13 @@ class PrefixTrie:
         return upper
 
     def cut(self, path: list[Node], at: int) -> list[Node]:
-        """Returns the path with a node that ends at `at`, which lies on it; splits the last node if need be."""
+        """Returns the path with a node that ends at `at`, an offset on it; splits the last node if need be."""
         last = path[-1]
         return [*path[:-1], self.split(last, at - last.start)] if last.start < at < last.end else path
 
     def merge(self, node: Node) -> Node:
         """Joins `node` with its only child and returns the child, which keeps its end, its children and its checkpoint
-        mark, and takes the later use of the two. Raises ValueError if there is not exactly one child, for a root, and
+        mark, and takes the later use of the two. Raises ValueError unless there is exactly one child, for a root, and
         while `node` itself is in use."""
         child = node.only_child()
         if node.parent is None or child is None or node.locks != child.locks:
@@ -142,15 +124,15 @@ class PrefixTrie:
         return child
 
     def merge_needless(self, *nodes: Node) -> None:
-        """Merges each node into its only child, if it has one, and neither a checkpoint mark nor a user of its own."""
+        """Merges each node with one child into that, unless it is a checkpoint or has a lock of its own."""
         for node in nodes:
             child = node.only_child()
             if child is not None and not node.checkpoint and node.locks == child.locks:
                 self.merge(node)
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf and closes its snapshots, and then those ancestors that hold nothing and lead nowhere. Raises
-        ValueError for a root, an inner node and a locked one."""
+        """Removes a leaf, closes its snapshots, and then removes the ancestors that hold nothing and lead nowhere.
+        Raises ValueError for a root, an inner node and a locked one."""
         parent = node.parent
         if parent is None or node.children or node.locks:
             raise ValueError(f"cannot remove {node!r}")
@@ -162,7 +144,7 @@ class PrefixTrie:
             self.remove(parent)
 
     def clear(self) -> None:
-        """Takes the trie apart, in whatever state it is, so that its memory is free at once."""
+        """Takes the trie apart, whatever its state, so that its memory is free at once."""
         for node in list(self.nodes()):
             for held in node.slots:
                 with suppress(RuntimeError):  # a split or merge that failed half-way has closed some

@@ -1,10 +1,10 @@
 """The trie cache: many conversations, their common prefixes stored once, each resumed exactly where it can be.
 
 Every open session runs on layers of its own, and the nodes of the trie on its path are views into their buffers.
-Between sessions the conversation that ran last keeps its layers, and others before it, as many as ran at once. When
-another conversation needs these buffers, snapshots that would be overwritten are copied out (page out), and stored ones
-move in (page in): while one session runs at a time, each token's bytes exist once. Sequences of layers that are there
-together each hold a copy of their shared prefix.
+Between sessions the conversation that ran last keeps its layers, as do conversations before it, as many as ran at once.
+When another conversation needs these buffers, the cache copies out the snapshots that would be overwritten (page out)
+and moves stored ones in (page in). While one session runs at a time, each token's bytes exist once; sequences of layers
+that exist together each hold a copy of their shared prefix.
 
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from runner.cache import resume
-from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.eviction import BudgetEnforcer
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
@@ -35,22 +35,15 @@ class TrieCache:
     concurrent = True
 
     def __init__(
-        self,
-        facts: LayerFacts,
-        budget_bytes: int | None = None,
-        policy: CheckpointPolicy | None = None,
+        self, facts: LayerFacts, budget_bytes: int | None = None, policy: CheckpointPolicy | None = None
     ) -> None:
-        """`budget_bytes` limits everything that open sessions do not need; None is no limit. The parts are public for
-        code that builds and tests caches; the engine sees the interfaces."""
-        # As long as the cache
-        self.policy = policy or TurnCheckpoints()
+        """`budget_bytes` limits everything that open sessions do not need; None is no limit."""
+        self.policy = policy or CheckpointPolicy()
         self.trie = PrefixTrie()
         self.sequences = LiveSequences(facts, self.trie)
         self.enforcer = BudgetEnforcer(self.trie, self.sequences)
         self._most_bytes = budget_bytes
         self._has_computed = False
-
-        # Until the engine sets them anew
         self.budget_bytes = budget_bytes
         self.reserved_bytes = 0
 
@@ -64,15 +57,15 @@ class TrieCache:
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
-        # Nodes and live snapshots refer to each other: without this they would wait for Python's garbage collector.
+        # Nodes and live snapshots refer to each other: otherwise they would wait for Python's garbage collector.
         self.trie.clear()
         self.sequences.detach_sessions()
         self.enforcer.reset()
 
     @contextmanager
     def _freed_on_error(self, what: str) -> Iterator[None]:
-        """Surrounds a change of the cache. If it raises, logs that, forgets the sessions that it has opened, and frees
-        the cache; the block ends there."""
+        """Surrounds a change of the cache. If it raises, logs and swallows the error, forgets the sessions that the
+        change has opened, and frees the cache."""
         sessions = list(self.sequences.sessions)
         try:
             yield
@@ -80,8 +73,6 @@ class TrieCache:
             log.exception(f"cache freed: {what}")
             self.sequences.sessions = sessions
             self.detach()
-
-    # --- begin
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> TrieSession:
         if not tokens:
@@ -102,7 +93,7 @@ class TrieCache:
             # Only tokens that its own layers have seen can be shared, and they stand still while it is in a batch.
             reach = max(session.position, session.total - 1)
             ahead = min(common_prefix(prompt, session.recorded), len(prompt) - 1, reach)
-            if ahead < self.trie.match(root, keys(prompt)).matched + _WORTH_WAITING:
+            if ahead < self.trie.match(root, keys(prompt))[1] + _WORTH_WAITING:
                 continue
             if session.position < ahead:
                 session.add_checkpoint(ahead)
@@ -123,7 +114,10 @@ class TrieCache:
         wanted = prompt if first is None or not self.sequences.kept.sliceable else [*prompt, first]
         path, matched, branch = self._match(root, keys(wanted))
         sequence, end = self.sequences.acquire(path, branch)
-        miss = Miss.NONE if matched else self._why_nothing(root)
+        miss = Miss.NONE
+        if not matched:
+            elsewhere = any(each.children for each in self.trie.roots.values())
+            miss = Miss.NO_COMMON_PREFIX if root.children else Miss.SALT if elsewhere else Miss.EMPTY
         node, refusal = self._restore(sequence, end, path, branch)
         last = len(prompt) - 1
         miss = miss or (refusal if node.end < last else Miss.NONE)
@@ -141,7 +135,7 @@ class TrieCache:
         return session
 
     def _match(self, root: Node, tokens: Tokens) -> tuple[list[Node], int, int]:
-        """Returns the path along a prompt, the matched tokens, and those of them that need not be computed."""
+        """Returns the path along a prompt, the number of matched tokens, and how many of these need not be computed."""
         path, matched = self.trie.match(root, tokens)
         # One token is always evaluated again: the first logits come from it.
         branch = min(matched, len(tokens) - 1)
@@ -156,14 +150,9 @@ class TrieCache:
         shared = resume.shared_tokens(path, branch, end)
         return resume.deepest_offset(sequence or self.sequences.fresh(), path, branch, shared)[0]
 
-    def _why_nothing(self, root: Node) -> Miss:
-        if root.children:
-            return Miss.NO_COMMON_PREFIX
-        return Miss.EMPTY if self.trie.empty else Miss.SALT
-
     def _restore(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
-        """Takes the layers, which stand at `end`, along the path as far as possible, up to `matched` tokens. Returns
-        the node where they stand then, and why they got no further."""
+        """Takes the layers from `end` along the path to the deepest possible offset, at most `matched`. Returns the
+        node where they stand then, and why they got no further."""
         common = resume.shared_tokens(path, matched, end)
         at, refusal = resume.deepest_offset(sequence, path, matched, common)
         path = self.trie.cut(path, at)
@@ -174,30 +163,24 @@ class TrieCache:
         self.enforcer.touch(node)
         return node, refusal
 
-    # --- forward
-
     def _after_forward(self, session: TrieSession, count: int, stepwise: bool) -> None:
         if session.detached:
             return
         self._has_computed = True
-        self._take_checkpoints(session)
-        if not stepwise:
-            session.sequence.measure()
-        if not stepwise or session.position % CHECK_TOKENS < count:  # a multiple is among the tokens passed
-            # More than needed, so that not every few tokens of a decode evict something.
-            self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
-
-    def _take_checkpoints(self, session: TrieSession) -> None:
         position = session.position
         while session.checkpoints and session.checkpoints[0].at <= position:
             checkpoint = session.checkpoints.pop(0)
             if checkpoint.at == position:
                 self.advance_to(session, position)
                 session.node.checkpoint |= checkpoint.keep
+        if not stepwise:
+            session.sequence.measure()
+        if not stepwise or position % CHECK_TOKENS < count:  # a multiple is among the tokens passed
+            self._enforce_with_spare()
 
     def advance_to(self, session: TrieSession, to: int) -> None:
-        """Extends the trie to `to`, where the layers stand, and stores what they hold."""
-        passed = self.trie.advance(session.node, keys(session.recorded[session.node.end : to]))
+        """Extends the trie to `to`, where the layers stand, and stores their snapshots."""
+        passed = self.trie.extend(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             resume.store_snapshots(session.sequence, node)
         self.sequences.flush()
@@ -205,7 +188,7 @@ class TrieCache:
         self.enforcer.touch(session.node)
 
     def _go_back(self, session: TrieSession, to: int) -> None:
-        """Takes the layers of a session, which can go back to any token, to `to`, which is on its path."""
+        """Takes the layers of a session, which can go back to any token, back to `to` tokens."""
         ahead = session.node
         path, at = self.trie.match(ahead.path()[0], keys(session.recorded[:to]))
         node, _ = self._restore(session.sequence, ahead, path, at)
@@ -219,15 +202,13 @@ class TrieCache:
         self.trie.unlock(session.node)
         session.node = node
 
-    # --- close
-
     def _close(self, session: Session) -> None:
         assert isinstance(session, TrieSession)
         self.sequences.sessions.remove(session)
         if not session.detached:
             self._release(session)
         if session.sequence is not self.sequences.kept:
-            session.sequence.discard()  # after a failure snapshots may still be live in it: a reference circle
+            session.sequence.discard()  # after a failure, snapshots that are live in it form a reference circle
 
     def _release(self, session: TrieSession) -> None:
         with self._freed_on_error("a conversation could not be kept"):
@@ -248,7 +229,7 @@ class TrieCache:
         sequence = session.sequence
         reached = min(sequence.offset, len(session.recorded))
         if sequence.rewind(reached):
-            # Ahead of the record by a token that was never read, and a layer cannot rewind.
+            # The layers are ahead of the record by a token that was never read, and one of them cannot rewind.
             node, _ = self._restore(sequence, session.node, session.node.path(), session.node.end)
             self._move_to(session, node)
             reached = node.end
@@ -269,8 +250,6 @@ class TrieCache:
         for at in self.policy.expired(list(checkpoints), end.end):
             checkpoints[at].checkpoint = False
             self.trie.merge_needless(checkpoints[at])
-
-    # --- the budget
 
     def session_bytes(self, tokens: int) -> int:
         return self.sequences.facts.bytes_of(tokens)
@@ -305,7 +284,11 @@ class TrieCache:
     def _enforce_safely(self) -> None:
         """Enforces the budget outside of any request, so that no request can be blamed for an error."""
         with self._freed_on_error("unused entries could not be evicted"):
-            self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
+            self._enforce_with_spare()
+
+    def _enforce_with_spare(self) -> None:
+        """Frees more than needed, so that not every few tokens of a decode evict something."""
+        self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
     def enforce_budget(self, spare: int = 0) -> None:
         """Makes everything held fit the budget; frees `spare` bytes more if it did not."""
@@ -313,6 +296,6 @@ class TrieCache:
 
 
 def _copies(session: TrieSession) -> set[Snapshot]:
-    """Returns the snapshots of what a session computed that own their bytes, where no other session stands."""
+    """Returns the snapshots of tokens that only this session has computed, if they own their bytes."""
     computed = [node for node in session.node.path() if node.end > session.cached and not node.locks]
     return {held for node in computed for held in node.slots if held is not None and not held.live}

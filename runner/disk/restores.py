@@ -47,7 +47,7 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
     if not fits or matched < needed:
         return False
     held = _snapshots(cache, segment, matched)
-    node = cache.trie.advance(root, prefix)[-1]
+    node = cache.trie.extend(root, prefix)[-1]
     node.slots = node.slots or [None] * len(sequences.kept.states)
     for slot, snapshot in held.items():
         if node.slots[slot] is None:

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.cache.layers import flatten
-from runner.cache.layers.batch import (
+from runner.cache.layers.batched import (
     BatchedLayers,
     HeldStates,
     arrays_of,

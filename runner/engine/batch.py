@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
-from runner.cache.layers.batch import staying
+from runner.cache.layers.batched import staying
 from runner.cache.session import DecodeRows
 from runner.engine.core import CoreParts
 from runner.engine.generation import Forward, Generation, Results

@@ -1,10 +1,10 @@
 """Keys and values in a few bits a number, rotated first so that little is lost.
 
-A group of numbers is quantized with the steps that its largest ones need. Keys have some channels far larger than the
-others, which then keep little. An orthogonal rotation spreads them over all: a Hadamard matrix H, whose entries are all
-of one size. Attention stays what it was: H q . H k = q . k, and what it sums of rotated values is rotated back.
+A group of numbers is quantized with the steps that its largest ones need. Some channels of keys are far larger than the
+others, which then keep little. An orthogonal rotation spreads the large ones over all: a Hadamard matrix H, whose
+entries all have one size. Attention stays the same: H q . H k = q . k, and sums of rotated values are rotated back.
 
-Keys lose eight times what values lose at the same number of bits (docs/internals/cache.md), so keys get more bits.
+At the same number of bits keys lose eight times as much as values (docs/internals/cache.md), so keys get more bits.
 """
 
 from typing import ClassVar, NamedTuple, cast
@@ -33,8 +33,8 @@ BITS = {8: Bits(8, 8), 6: Bits(6, 6), 5: Bits(6, 4), 4: Bits(5, 3), 3: Bits(4, 2
 
 
 class HadamardKVCache:
-    """Keeps keys and values rotated and packed, in place of mlx-lm's QuantizedKVCache, which knows one number of bits,
-    and sizes its buffers wrongly if it does not divide 32. What it holds of a token depends on that token alone."""
+    """Keeps keys and values rotated and packed. It replaces mlx-lm's QuantizedKVCache, which has one number of bits for
+    both, and sizes its buffers wrongly if this does not divide 32. The entry of a token depends on that token alone."""
 
     adapter: ClassVar = KVState
 
@@ -59,7 +59,7 @@ class HadamardKVCache:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Packed, Packed]:
-        """Returns what it holds of all tokens so far, at least one."""
+        """Returns the keys and values of all tokens so far, at least one."""
         found = [tuple(x[..., : self.offset, :] for x in buffers or ()) for buffers in (self.keys, self.values)]
         return cast("tuple[Packed, Packed]", tuple(found))
 
@@ -104,8 +104,8 @@ def attend(
     group_size: int,
     bits: Bits,
 ) -> mx.array:
-    """Returns the attention [B, heads, L, width] of queries of that shape to what a HadamardKVCache keeps. A mask is
-    added to the scores [B, heads, L, tokens], or true for what is visible, or "causal"."""
+    """Returns the attention [B, heads, L, width] of queries of that shape to the keys and values of a HadamardKVCache.
+    A mask is added to the scores [B, heads, L, tokens], or is true for visible tokens, or "causal"."""
     shape, kv_heads = queries.shape, keys[0].shape[1]
     rows = rotated(queries * scale).reshape(shape[0], kv_heads, -1, shape[3])  # of all heads that share keys
     scores = mx.quantized_matmul(rows, *keys, transpose=True, group_size=group_size, bits=bits.keys)

@@ -10,6 +10,7 @@ the format (afm7, gemma4). Widths that no group size divides (head_dim 80) canno
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -35,7 +36,7 @@ _LIMIT = 0.5
 """The largest accepted difference between the logits of a trial at 8 bits and the unquantized ones, in relation to
 their spread. Measured: 0.005 to 0.07, and up to 0.3 with weights that amplify every rounding; attention without its
 mask, or with its heads mixed up, is off by 1 to 1.8. 4 bits alone can cost that much (a model that recalls 16 facts of
-16 still recalls 9 at a difference of 1.05), so they are tried for the log only, and users who ask for them get them."""
+16 still recalls 9 at a difference of 1.05), so their trial is only logged, and users who ask for them get them."""
 
 
 class KvBitsWing(Wing):
@@ -88,8 +89,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 
 
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
-    """Returns a fresh cache list with its KVCaches quantized, those in CacheLists included, if `groups` has a size for
-    them."""
+    """Returns a fresh cache list in which KVCaches with a size in `groups` are quantized, also within CacheLists."""
     return _replaced(layers, lambda place: HadamardKVCache(groups[place], bits) if place in groups else None)
 
 
@@ -108,13 +108,12 @@ def _put(layer: object, new: dict[int, object]) -> object:
 
 
 def _caches(layers: list[object]) -> list[KVCache]:
-    """Returns the layers that can be quantized at all. Subclasses of KVCache are left out: they do something of their
-    own."""
+    """Returns the layers that can be quantized at all: no subclasses of KVCache, which may behave in their own way."""
     return [cache for cache in flatten(layers) if type(cache) is KVCache]
 
 
 class _Watched(HadamardKVCache):
-    """Notes which layer was used last before something raised."""
+    """Notes its use: the last layer in `used` is the one that raised."""
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
         super().__init__(group_size, _TRIAL_BITS)
@@ -131,12 +130,12 @@ class _Trial:
 
     groups: Groups
     kept: Counter[str]
-    """The number of layers that stay unquantized, by kind and reason."""
+    """Layers that stay unquantized, counted by kind and reason."""
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> None:
         self._make_layers = make_layers
         self._forward = forward
-        # From all over the vocabulary: its first tokens are often special ones.
+        # Tokens from all over the vocabulary: the first ones are often special.
         self._prompt = [(2 * i + 1) * vocab_size // (2 * _TOKENS) for i in range(_TOKENS)]
         layers = make_layers()
         self._plain = self._logits(layers)
@@ -152,9 +151,10 @@ class _Trial:
                 self.kept[f"KVCache: {_why_not(widths)}"] += 1
 
     def search(self, bits: int) -> float:
-        """Leaves in `groups` the layers that can be quantized; returns how far that moves the logits."""
-        self._drop_those_that_raise()
-        # The code is the same for all bits, and only at 8 does a wrong answer differ from a rounded one.
+        """Removes from `groups` the layers that cannot be quantized. Returns the difference that the others make to the
+        logits."""
+        self._drop_raising()
+        # The code is the same for all bits, and only at 8 bits does a wrong answer differ from a rounded one.
         off = self._try(_TRIAL_BITS)
         if not off <= _LIMIT:  # also if it is NaN
             self._drop(list(self.groups), f"the logits of a trial are off by {off:.2f}")
@@ -169,21 +169,18 @@ class _Trial:
             self._drop(list(self.groups), first_line(error))
             return 0.0
 
-    def _drop_those_that_raise(self) -> None:
+    def _drop_raising(self) -> None:
         while self.groups:
             used: list[int] = []
             try:
-                self._logits(self._watched(used))
-            except Exception as error:  # models raise anything when given what they do not expect
+                self._logits(_replaced(self._make_layers(), partial(self._watched, used)))
+            except Exception as error:  # models raise anything for an argument that they do not expect
                 self._drop(used[-1:] or list(self.groups), first_line(error))
             else:
                 return
 
-    def _watched(self, used: list[int]) -> list[object]:
-        groups = self.groups
-        return _replaced(
-            self._make_layers(), lambda place: _Watched(groups[place], place, used) if place in groups else None
-        )
+    def _watched(self, used: list[int], place: int) -> HadamardKVCache | None:
+        return _Watched(self.groups[place], place, used) if place in self.groups else None
 
     def _drop(self, places: list[int], reason: str) -> None:
         for place in places:

@@ -110,7 +110,7 @@ def check_facts(tiny: Tiny) -> None:
         seen += count
         for state in states:
             if state.whole:
-                state.advance(count)
+                state.count_tokens(count)
         mx.eval(logits, [state.arrays() for state in states])
         used = {slot: state for slot, state in enumerate(states) if not state.empty}
         assert facts.used == used.keys()

@@ -180,7 +180,7 @@ class Sized(LayerState):
     def content(self) -> Content:
         return self.layer.view()
 
-    def copy(self, start: int, stop: int) -> Owned:
+    def copy_tokens(self, start: int, stop: int) -> Owned:
         return Owned(self.layer.held(start, stop), [])
 
     def arrays(self) -> list[mx.array]:
@@ -302,7 +302,7 @@ def facts_of_fakes(
     """Returns what layers of these kinds hold."""
     made = make_layers or (lambda: [kind() for kind in kinds])
     sizes = kinds.count(FakeKV), WINDOW * kinds.count(FakeWindow), STATE_BYTES * kinds.count(FakeRecurrent)
-    return LayerFacts(made, range(len(kinds)), (), *sizes)
+    return LayerFacts(made, frozenset(range(len(kinds))), frozenset(), *sizes)
 
 
 def content_of(snapshot: Snapshot) -> Content:

@@ -96,9 +96,15 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
         complete(state.page_out())
         read = append(state.layer, positions(begin, length))
         mx.eval(state.arrays())
-        state.advance(length)
+        state.count_tokens(length)
         begin += length
     return read
+
+
+def write_unseen(state: LayerState, first: int) -> None:
+    """Writes one token, with no regard to live snapshots."""
+    cast("Appending", state.layer).update_and_fetch(positions(first, 1), -positions(first, 1))
+    mx.eval(state.arrays())
 
 
 def append(layer_cache: object, entries: mx.array) -> list[int]:
@@ -159,7 +165,7 @@ def kept(snapshot: Snapshot | None) -> list[int]:
 
 def entries(state: LayerState, start: int, stop: int) -> list[int]:
     """Returns the positions in a layer's own copy of some tokens."""
-    arrays = state.copy(start, stop).arrays
+    arrays = state.copy_tokens(start, stop).arrays
     half = len(arrays) // 2
     return _pairs((arrays[:half], arrays[half:]))
 

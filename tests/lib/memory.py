@@ -1,6 +1,8 @@
 """The bytes that MLX holds, for tests that count them."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mlx.core as mx
 
@@ -14,3 +16,18 @@ def held_bytes() -> int:
         gc.collect()
     mx.synchronize()
     return mx.get_active_memory()
+
+
+@contextmanager
+def exact_memory() -> Iterator[None]:
+    """Only the bytes of arrays count: MLX reuses no freed buffer, which may be larger than the array in it, and nothing
+    waits for Python's collector of cycles."""
+    gc.collect()
+    gc.disable()
+    limit = mx.set_cache_limit(0)
+    mx.clear_cache()
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(limit)
+        gc.enable()

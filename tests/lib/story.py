@@ -312,7 +312,7 @@ def _check_below(
         _check_below(child, kinds, below, locks, held)
 
 
-class BranchOnly:
+class BranchOnly(CheckpointPolicy):
     """Stops only where prompts were seen to diverge; no checkpoint expires."""
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:

@@ -29,6 +29,11 @@ Held = dict[tuple[tuple[int, ...], int], Content]
 """Keyed by the tokens from the root to the end of a node, and a slot."""
 
 
+def own(user: int, count: int = 10) -> list[int]:
+    """Returns tokens that only this user says."""
+    return [user * 100 + word for word in range(count)]
+
+
 class BrokenError(MemoryError):
     """The fault that a test causes."""
 
@@ -212,7 +217,11 @@ class Client:
 
     def fail_in_cache(self) -> None:
         """Fails the cache's own part of the next forward."""
-        with suppress(BrokenError), breaking(SequenceLayers, "advance", error=BrokenError), self.session.forward(1):
+        with (
+            suppress(BrokenError),
+            breaking(SequenceLayers, "count_forward", error=BrokenError),
+            self.session.forward(1),
+        ):
             self._see([99])
         self.close()
 

@@ -3,7 +3,7 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
-classes). `batch.py` joins the layers of several sequences, whose keys and values are in `rows.py`.
+classes). `batched.py` joins the layers of several sequences, whose keys and values are in `rows.py`.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
@@ -34,7 +34,7 @@ from runner.cache.layers.window import ChunkState, WindowState
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
     ConcatenateKVCache: ExactKVState,
-    # No model keeps the first tokens of a window for good (`keep`): positions could not tell what it holds.
+    # No model keeps the first tokens of a window for good (`keep`): its content would be no range of positions.
     RotatingKVCache: lambda layer, ledger: (GenericState if layer.keep else WindowState)(layer, ledger),
     ChunkedKVCache: ChunkState,
     ArraysCache: RecurrentState,

@@ -1,4 +1,4 @@
-"""The base of the adapters: one of mlx-lm's layer caches behind verbs that mean the same for every class."""
+"""The base of the adapters: verbs that mean the same for each of mlx-lm's layer caches."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -13,37 +13,38 @@ from runner.cache.layers.snapshot import Copy, LayerSnapshot, Ledger, Owned
 
 
 class Mark(NamedTuple):
-    """Where one layer stood before a round."""
+    """The place of one layer before a round."""
 
     offset: int
     """The number of tokens that the layer had seen."""
     attributes: dict[str, object] | None = None
-    """What takes the layer back there; None if it rewinds by itself."""
+    """The attributes that take the layer back there; None if it rewinds by itself."""
     reads: RoundReads | None = None
-    """What the layer reads in the round, if that lets it stand after any token of it."""
+    """The reads of the layer in the round, if they may let it stand after any of its tokens."""
 
 
 class LayerState(ABC):
     """One layer cache of a model.
 
     A layer is *sliceable* (keys and values per token; it can go back to any token), or it has a *tail* (keys and values
-    of the last tokens: a window, a chunk), or a *state* that is valid at one offset only (recurrent or unknown).
+    of the last tokens: a window, a chunk), or a *state* that is valid at one offset only (recurrent or unknown). Before
+    a layer that is not sliceable moves, page out its live snapshots.
     """
 
     sliceable = False
     whole = False
-    """True for a state: its size does not grow with the tokens, and it has no offset of its own. `advance` is called
-    after each forward."""
+    """True for a state: its size does not grow with the tokens, and it has no offset of its own. `count_tokens` follows
+    each forward."""
     batchable = False
     """True if layers of this class can be joined into a batch."""
     markable = False
     """True if the layer can go back after a round: `mark`, `can_revert` and `revert` work."""
     refusal = Miss.NON_TRIMMABLE
-    """Why the layer cannot go back, for the log."""
+    """The reason in the log if the layer cannot go back."""
     kind: type[LayerSnapshot]
     needs: Callable[[int], int]
-    """Returns the first token, less than the given one, that must be held to stand there: for a state, the last one. It
-    refers to no layer: snapshots hold it."""
+    """Returns the first token that must be held to stand at an offset above 0: for a state, the last one. It refers to
+    no layer: snapshots hold it."""
 
     def __init__(self, layer: object, ledger: Ledger) -> None:
         """`layer` is fresh; `ledger` counts its snapshots."""
@@ -53,23 +54,20 @@ class LayerState(ABC):
         """The snapshots whose bytes are in the buffers of the layer."""
         self.fresh = copy.deepcopy(vars(layer))
 
-    # --- where it stands
-
     @property
     @abstractmethod
     def offset(self) -> int:
         """The number of tokens that the layer has seen."""
 
-    def advance(self, count: int) -> None:  # noqa: B027  most layers count by themselves
+    def count_tokens(self, count: int) -> None:  # noqa: B027  most layers count by themselves
         """Notes a forward over `count` tokens. Called only for a state."""
 
     @abstractmethod
     def can_rewind(self, to: int) -> bool:
-        """Returns True if the layer can go back to `to` tokens with only what it holds."""
+        """Returns True if the layer can go back to `to` tokens by itself."""
 
     def rewind(self, to: int) -> None:
-        """Goes back to `to` tokens. Raises ValueError if it cannot. The live snapshots of a layer that is not
-        sliceable must be paged out before it moves."""
+        """Goes back to `to` tokens. Raises ValueError if it cannot."""
         if not self.can_rewind(to):
             raise ValueError(f"{type(self).__name__} at {self.offset} tokens cannot go back to {to}")
         if to != self.offset:
@@ -78,8 +76,7 @@ class LayerState(ABC):
             self._go_back(to)
 
     def _go_back(self, to: int) -> None:
-        """Moves to an earlier offset, which `can_rewind` allowed. No snapshot of a layer that is not sliceable is
-        live."""
+        """Moves to an earlier offset, which `can_rewind` allowed."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -87,14 +84,12 @@ class LayerState(ABC):
         self._transplant(copy.deepcopy(self.fresh))
 
     def discard(self) -> None:
-        """Resets the layer and loses its live snapshots, even those that are still held elsewhere."""
+        """Resets the layer and loses its live snapshots, even if others still hold them."""
         self.live.clear()
         self.reset()
 
-    # --- rounds
-
     def mark(self, count: int) -> Mark:
-        """Returns a mark before a forward over `count` tokens, at least 2: a single one may be written into the very
+        """Returns a mark before a forward over `count` tokens, at least 2: a single token may be written into the very
         arrays that the mark holds. Raises TypeError unless the layer is `markable`.
 
         A layer that rewinds by itself gives none of its arrays away: with a reference to them, MLX would have to copy
@@ -104,7 +99,7 @@ class LayerState(ABC):
             raise TypeError(f"{type(self).__name__} takes no marks")
         if self._rewinds_after(count):
             return Mark(self.offset)
-        # Of a list its items: the layer puts new ones into its own.
+        # A list is copied: the layer puts new items into its own.
         held = {name: [*value] if isinstance(value, list) else value for name, value in vars(self.layer).items()}
         return Mark(self.offset, held)
 
@@ -114,23 +109,20 @@ class LayerState(ABC):
         return True
 
     def can_revert(self, mark: Mark, to: int) -> bool:
-        """Returns True if the layer, which has seen the forward that followed the mark, can go back to `to` tokens.
-        That is so for the tokens at the mark, for some layers also for those after it."""
+        """Returns True if the layer, which has seen the forward after the mark, can go back to `to` tokens: every layer
+        can to the mark, some also to tokens after it."""
         return to == mark.offset if mark.attributes is not None and to != self.offset else self.can_rewind(to)
 
     def revert(self, mark: Mark, to: int) -> None:
-        """Goes back to `to` tokens, and uses up the mark. Raises ValueError if it cannot. No snapshot of a layer that
-        is not sliceable may be live in it."""
+        """Goes back to `to` tokens, and uses up the mark. Raises ValueError if it cannot."""
         if mark.attributes is not None and to == mark.offset:
             self._transplant(mark.attributes)
         else:
             self.rewind(to)
 
-    # --- snapshots
-
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        """Returns a live snapshot of the tokens [start, stop), from `needs(stop)` on. None if that is empty, and for a
-        layer that is not sliceable and does not stand at `stop`."""
+        """Returns a live snapshot of the tokens [start, stop), from `needs(stop)` on. Returns None if that is empty, or
+        if the layer is not sliceable and does not stand at `stop`."""
         if start < stop and (stop == self.offset or (self.sliceable and stop < self.offset)):
             return self.kind(max(start, self.needs(stop)), stop, self, self.ledger, None, self.needs)
         return None
@@ -140,37 +132,30 @@ class LayerState(ABC):
         """Takes the layer to the end of the last snapshot.
 
         A sliceable layer continues from its offset with adjacent spans; their bytes move into the layer, where the
-        snapshots are live from then on. Any other layer must have paged out its live snapshots. A layer with a tail
-        copies what it needs; a state moves. Snapshots that are live in another layer are copied, and stay there.
-        Raises ValueError if the snapshots do not fit.
+        snapshots are live from then on. A layer with a tail copies its tokens; a state moves. Snapshots that are live
+        in another layer are copied, and stay there. Raises ValueError if the snapshots do not fit.
         """
 
     def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
-        """Returns a snapshot of the tokens [start, stop) that another process has made."""
+        """Returns a snapshot of the tokens [start, stop) with bytes that another process has made."""
         return self.kind(stop - 1 if self.whole else start, stop, None, self.ledger, owned, self.needs)
 
     @abstractmethod
-    def copy(self, start: int, stop: int) -> Owned:
-        """Returns a copy of what the layer holds of the tokens [start, stop), not evaluated."""
+    def copy_tokens(self, start: int, stop: int) -> Owned:
+        """Returns a copy of the layer's content for the tokens [start, stop), not evaluated."""
 
     def page_out(self) -> list[Copy]:
         """Returns copies of all live snapshots that a write at the present offset would destroy. The caller completes
         them before that write."""
-        return [self._copied(snapshot) for snapshot in self.live if self._endangered(snapshot)] if self.live else []
+        return [Copy(each, self.copy_tokens(each.start, each.stop)) for each in self.live if self._endangered(each)]
 
     def _endangered(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         """Returns True if a write at the present offset would destroy the snapshot."""
         return True
 
-    def _copied(self, snapshot: LayerSnapshot) -> Copy:
-        owned = self.copy(snapshot.start, snapshot.stop)
-        return Copy(owned.arrays, lambda: snapshot.page_out(owned))
-
     def _check_none_live(self) -> None:
         if self.live:
             raise RuntimeError(f"{type(self).__name__} would destroy {len(self.live)} snapshots that are live in it")
-
-    # --- what it holds
 
     @abstractmethod
     def arrays(self) -> list[mx.array]:
@@ -178,7 +163,7 @@ class LayerState(ABC):
 
     @property
     def empty(self) -> bool:
-        """True if the layer holds nothing: it is fresh, or the model does not use it."""
+        """True if the layer holds no array: it is fresh, or the model does not use it."""
         return not self.arrays()
 
     @property
@@ -187,8 +172,8 @@ class LayerState(ABC):
         return sum(array.nbytes for array in self.arrays())
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002
-        """Takes over what the last `count` tokens left in a row of a batch cache, in place of a forward of its own.
-        Snapshots that are live beyond its offset, or in a layer that is not sliceable, must have been paged out."""
+        """Takes over the last `count` tokens of a row of a batch cache, in place of a forward of its own. Page out live
+        snapshots beyond the offset before."""
         raise TypeError(f"{type(self).__name__} takes nothing from a batch")
 
     def trim(self, room: int) -> None:  # noqa: B027  most layers have no room to give back

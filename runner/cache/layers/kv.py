@@ -15,11 +15,11 @@ from runner.cache.layers.rows import KVRows
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 STEP = 256  # tokens by which mlx-lm's own classes grow
-_ROOM_STEP = 64  # less for what is restored: to clear room takes longer than a token of a small model
+_ROOM_STEP = 64  # after a restore, a smaller step: to clear room takes longer than a token of a small model
 
 
 def spare_room(tokens: int) -> int:
-    """Returns the room, in tokens, that a buffer of `tokens` tokens may have. With more it counts as a longer one."""
+    """Returns the most room, in tokens, of a buffer with `tokens` tokens. One with more counts as longer."""
     return max(STEP, tokens // 10)
 
 
@@ -62,7 +62,7 @@ class KVState(LayerState):
             self._write(missing)
             self.layer.offset = at
 
-    def copy(self, start: int, stop: int) -> Owned:
+    def copy_tokens(self, start: int, stop: int) -> Owned:
         buffers = [own(x[..., start:stop, :]) for x in self.arrays()]
         return Owned(buffers, buffers)
 
@@ -83,8 +83,8 @@ class KVState(LayerState):
         return snapshot.stop > self.offset
 
     def _write(self, snapshots: list[SliceSnapshot]) -> None:
-        """Writes snapshots into the buffers, from the offset on. Those that own their bytes move; those live elsewhere
-        are copied."""
+        """Writes snapshots into the buffers, from the offset on. Snapshots with bytes of their own move; snapshots
+        that are live elsewhere are copied."""
         complete(self.page_out())  # snapshots that were live here own their bytes now
         parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
         buffers = self._appended(parts, snapshots[-1].stop)
@@ -95,23 +95,20 @@ class KVState(LayerState):
                 snapshot.page_in(self)
 
     def _appended(self, parts: Sequence[Sequence[mx.array]], to: int) -> list[mx.array]:
-        """Returns the buffers with the entries from the offset up to `to` (lazy), given the parts of each. They are the
-        layer's own if these have room."""
+        """Returns the buffers with the entries from the offset up to `to` (lazy), given the parts of each: the layer's
+        own buffers if these have room."""
         at, buffers = self.offset, self.arrays()
         if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
             for buffer, pieces in zip(buffers, parts, strict=True):
                 buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate([*pieces], axis=-2)
             return buffers
-        # The buffer is too small, or that of a much longer conversation.
+        # The buffer is too small, or was that of a much longer conversation.
         before = [[x[..., :at, :]] if at else [] for x in buffers] or [[] for _ in parts]
-        return [
-            mx.concatenate([*old, *pieces, self._room(pieces[0], to)], axis=-2)
-            for old, pieces in zip(before, parts, strict=True)
-        ]
-
-    def _room(self, like: mx.array, used: int) -> mx.array:
-        """Returns empty entries up to the next multiple of the step."""
-        return mx.zeros((*like.shape[:-2], -used % self._step, like.shape[-1]), like.dtype)
+        grown = list[mx.array]()
+        for old, pieces in zip(before, parts, strict=True):
+            room = mx.zeros((*pieces[0].shape[:-2], -to % self._step, pieces[0].shape[-1]), pieces[0].dtype)
+            grown.append(mx.concatenate([*old, *pieces, room], axis=-2))
+        return grown
 
     def _put(self, buffers: Buffers) -> None:
         half = len(buffers) // 2

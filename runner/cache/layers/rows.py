@@ -12,21 +12,21 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from runner.cache.layers.snapshot import Buffers, own
 
 SHORT_STEP, LONG_STEP = 64, 256
-"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Each growth copies all rows into new
-memory: a batch grows ahead by half of its columns, from `SHORT_STEP` to `LONG_STEP`; full buffers grow by multiples of
+"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Each growth copies all rows. A batch
+grows ahead by half of its columns, at least `SHORT_STEP` and at most `LONG_STEP`; full buffers grow by multiples of
 `LONG_STEP`."""
-_AHEAD = 32  # columns before the end of buffers at which they begin to grow, layer by layer
-_MOST_PLACES = 4  # kinds of layers, by their windows
+_AHEAD = 32  # columns left in buffers when they begin to grow, layer by layer
+_MOST_PLACES = 4  # layers of as many different windows
 
 
 class Places:
-    """The columns that the rows of a forward write. All layers have the same ones or, with a window, others."""
+    """The columns that the rows of a forward write: the same in all layers of one window."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[object, ...], mx.array] = {}
 
     def of(self, first: list[int], count: int, columns: int) -> mx.array:
-        """Returns `count` columns for each row from its `first` one on, in turn: int [B, 1, count, 1]."""
+        """Returns `count` columns for each row, from its `first` on, in turn: int [B, 1, count, 1]."""
         key = (*first, count, columns)
         if key not in self._latest:
             if len(self._latest) > _MOST_PLACES:
@@ -38,16 +38,16 @@ class Places:
 class KVRows:
     """Keys and values of several rows, as mlx-lm's models use a layer cache.
 
-    The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
-    and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
-    writes at its own end, until they are laid anew, when half of the columns in use lie before the first token of each.
+    The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid to end in one column, so that a
+    forward over one token of each writes one column. Once rows have gone back by different counts, each writes at its
+    own end. They are laid anew when half of the columns in use lie before the first token of every row.
 
-    The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
-    comes takes the place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column,
-    so that layers need not do so at the same time, and one mask still fits all.
+    The buffers may have spare rows. A row that leaves gives its place to the last one, and the next newcomer takes the
+    place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column, so that layers
+    need not change at the same time, and one mask still fits all.
 
-    A window keeps room for itself and the tokens of a forward, and its columns are taken in turn: (p + shift) modulo
-    their number. Whatever a column holds, the mask shows a token only the columns of those that it may look at.
+    A window keeps room for itself and the tokens of a forward, and takes its columns in turn: (p + shift) modulo their
+    number. Whatever a column holds, the mask shows a token only the columns of tokens that it may look at.
 
     Owner: the engine thread.
     """
@@ -55,9 +55,9 @@ class KVRows:
     def __init__(
         self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int], sources: Sequence[object] = ()
     ) -> None:
-        """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty for all
-        rows if the model does not use the layer. A `window` is in tokens, and its parts have no more than that.
-        `sources` are the layers that they are copies of, if they are."""
+        """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty if the
+        model does not use the layer. A `window` is in tokens, and its parts have no more. `sources` are the layers that
+        the parts are copies of, if any."""
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
@@ -79,8 +79,6 @@ class KVRows:
         window = getattr(caches[0], "max_size", None)
         return cls(window, [_entries(each) for each in caches], [each.offset for each in caches], caches)
 
-    # --- as models use it
-
     def make_mask(
         self,
         N: int,  # noqa: N803  the name is mlx-lm's
@@ -89,15 +87,15 @@ class KVRows:
         *,
         causal: bool = True,
     ) -> mx.array:
-        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`,
-        those of the tokens after it, too. A `window_size` beyond the window shows no more than that keeps."""
+        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`, also
+        the later ones of these. A `window_size` beyond the window shows no more than the window keeps."""
         self._make_room(N)
         windows = [size for size in (window_size, self.window) if size]
         return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
 
     def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
-        """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
-        `count` tokens more than now: bool [B, 1, N, columns]."""
+        """Returns which columns the tokens `ahead` of each row's end, int [N], may look at when the rows have `count`
+        more tokens: bool [B, 1, N, columns]."""
         lengths, shifts = (mx.array(each)[:, None] for each in (self.lengths, self._shifts))
         columns = mx.arange(self._shown(count))
         if self._end() + count <= self._columns:
@@ -112,13 +110,12 @@ class KVRows:
         return mask if window is None else mask & (positions > tokens - window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends entries [B, H, N, D] to the rows. Returns the columns that the mask is about."""
+        """Appends entries [B, H, N, D] to the rows. Returns the columns of the mask."""
         count = keys.shape[2]
         self._make_room(count)
         if self.keys is None or self.values is None:
-            self.keys, self.values = (
-                mx.zeros((*x.shape[:2], self._columns, x.shape[3]), x.dtype) for x in (keys, values)
-            )
+            shapes = ((*x.shape[:2], self._columns, x.shape[3]) for x in (keys, values))
+            self.keys, self.values = (mx.zeros(shape, x.dtype) for shape, x in zip(shapes, (keys, values), strict=True))
         first = [(length + shift) % self._columns for length, shift in zip(self.lengths, self._shifts, strict=True)]
         start, shown = first[0], self._shown(count)
         rows = len(first)
@@ -137,38 +134,39 @@ class KVRows:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Returns the columns that the last forward has seen."""
-        assert self.keys is not None
-        assert self.values is not None
-        rows, shown = len(self.lengths), self._shown(0)
-        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
+        keys, values = (x[: len(self.lengths), :, : self._shown(0)] for x in self._buffers)
+        return keys, values
 
     def visible(self) -> mx.array:
-        """Returns which of these columns are seen from the last token of each row, bool [B, 1, 1, columns]."""
+        """Returns which of these columns the last token of each row may look at, bool [B, 1, 1, columns]."""
         return self._seen_from(mx.array([-1]), 0, self.window)
 
-    # --- rows
-
     def stand(self, lengths: Sequence[int]) -> None:
-        """Lets rows stand after `lengths` tokens: no more than they have seen, and in a window no fewer than before the
-        last forward, or by `spare`."""
+        """Lets rows stand after `lengths` tokens: no more than they have seen. In a window they go back by the last
+        forward at most, or by `spare`."""
         self.lengths = [*lengths]
         self.offset = mx.array(self.lengths)
 
     @property
+    def _buffers(self) -> Buffers:
+        """The keys and the values; empty if the model does not use the layer."""
+        return [x for x in (self.keys, self.values) if x is not None]
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the buffers."""
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+        return sum(x.nbytes for x in self._buffers)
 
     def latest(self, row: int, count: int) -> Buffers:
         """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
         not use the layer."""
-        if self.keys is None or self.values is None or not count:
+        if not count:
             return []
         stop = (self.lengths[row] + self._shifts[row]) % self._columns or self._columns
-        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
+        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in self._buffers]
         if count <= stop:
             return found
-        older = [x[row : row + 1, :, stop - count :] for x in (self.keys, self.values)]
+        older = [x[row : row + 1, :, stop - count :] for x in self._buffers]
         return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
 
     def extend(self, other: "KVRows") -> None:
@@ -177,13 +175,13 @@ class KVRows:
         parts, end, lengths = other._parts(range(len(other.lengths))), self._end(), [*self.lengths, *other.lengths]
         held = [part[0].shape[2] if part else 0 for part in parts]
         in_turn = end > self._columns
-        if self.keys is None or self.values is None or (in_turn and max(held) > self._columns):
+        if self.keys is None or (in_turn and max(held) > self._columns):
             self._lay([*self._parts(range(len(self.lengths))), *parts], lengths)
             return
         ends = [max(end, count) for count in held]
         self._grow(len(lengths), 0 if in_turn else max(ends))
         for row, (part, stop) in enumerate(zip(parts, ends, strict=True), len(self.lengths)):
-            for buffer, entries in zip((self.keys, self.values), part, strict=False):
+            for buffer, entries in zip(self._buffers, part, strict=False):
                 first = (stop - entries.shape[2]) % self._columns
                 fits = min(entries.shape[2], self._columns - first)
                 buffer[row : row + 1, :, first : first + fits] = entries[:, :, :fits]
@@ -194,9 +192,8 @@ class KVRows:
 
     def has_room(self, rows: int, tokens: int) -> bool:
         """Returns True if there is room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all."""
-        assert self.keys is not None
         has_columns = self.window is not None or max(tokens, self._end() + _AHEAD) <= self._columns
-        return has_columns and rows <= self.keys.shape[0]
+        return has_columns and rows <= self._buffers[0].shape[0]
 
     def make_room(self, rows: int, tokens: int) -> None:
         """Makes room as `has_room` asks for it."""
@@ -206,23 +203,21 @@ class KVRows:
 
     def _grow(self, rows: int, columns: int) -> None:
         """Gives the buffers at least as many rows and columns."""
-        assert self.keys is not None
-        assert self.values is not None
-        rows, columns = max(rows, self.keys.shape[0]), max(columns, self._columns)
-        if (rows, columns) != (self.keys.shape[0], self._columns):
-            more = [(0, rows - self.keys.shape[0]), (0, 0), (0, columns - self.keys.shape[2]), (0, 0)]
-            self.keys, self.values = (mx.pad(x, more) for x in (self.keys, self.values))
+        now = self._buffers[0].shape
+        rows, columns = max(rows, now[0]), max(columns, self._columns)
+        if (rows, columns) != (now[0], self._columns):
+            more = [(0, rows - now[0]), (0, 0), (0, columns - now[2]), (0, 0)]
+            self.keys, self.values = (mx.pad(x, more) for x in self._buffers)
         self._columns = columns
 
     def moving(self, rows: Sequence[int]) -> list[mx.array]:
-        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: they
-        hold the buffers until then, and MLX would copy these as a whole."""
-        buffers = [x for x in (self.keys, self.values) if x is not None]
-        return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in buffers]
+        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: until then
+        they hold the buffers, which MLX would copy whole."""
+        return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in self._buffers]
 
     def filter(self, rows: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
-        """Keeps only these rows, in this order, given the copies that `moving` has returned. The buffers stay as they
-        are while more than half of them is in use."""
+        """Keeps only these rows, in this order, given the copies of `moving`. The buffers stay as they are while more
+        than half of them is in use."""
         lengths, shifts = [self.lengths[row] for row in rows], [self._shifts[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
         end = max(map(sum, zip(lengths, shifts, strict=True)))
@@ -232,7 +227,7 @@ class KVRows:
         if not moving:
             mx.eval(moving := self.moving(rows))
         copies = iter(moving)
-        buffers = [x for x in (self.keys, self.values) if x is not None]
+        buffers = self._buffers
         for new, old in enumerate(rows):
             for buffer in buffers if old != new else ():
                 buffer[new] = next(copies)
@@ -245,31 +240,26 @@ class KVRows:
 
     def wipe_row(self, row: int) -> None:
         """Puts zeros in place of all entries of a row."""
-        for buffer in (self.keys, self.values):
-            if buffer is not None:
-                buffer[row] = 0
+        for buffer in self._buffers:
+            buffer[row] = 0
 
     def wipe_columns(self, count: int) -> None:
-        """Puts zeros behind the end of each row, in place of the last `count` tokens that it has gone back by."""
-        if self.keys is not None and self.values is not None:
-            lengths, rows = self.lengths, len(self.lengths)
-            self.update_and_fetch(
-                *(mx.zeros((rows, x.shape[1], count, x.shape[3]), x.dtype) for x in (self.keys, self.values))
-            )
-            self.stand(lengths)
+        """Puts zeros after the end of each row, in place of the last `count` tokens that it has gone back by."""
+        lengths = self.lengths
+        keys, values = (mx.zeros((len(lengths), x.shape[1], count, x.shape[3]), x.dtype) for x in self._buffers)
+        self.update_and_fetch(keys, values)
+        self.stand(lengths)
 
     def keep_last(self, counts: Sequence[int]) -> None:
-        """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
+        """Keeps only the last `counts` entries of each row, as if there had been no others. Not for a window."""
         self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
         most = max(self.lengths) if self.window is None else self.window + self.spare
         return [self.latest(row, min(self.lengths[row], most)) for row in rows]
 
-    # --- columns
-
     def _end(self) -> int:
-        """Returns the column after the last one of any row, if columns have not been taken in turn."""
+        """Returns the column after the last one of any row, as if columns were not taken in turn."""
         return max(length + shift for length, shift in zip(self.lengths, self._shifts, strict=True))
 
     def _shown(self, count: int) -> int:
@@ -287,12 +277,12 @@ class KVRows:
             self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
 
     def _most_columns(self, count: int) -> int | None:
-        """Returns the columns that a window needs in a forward over `count` tokens; None without one. One more than
-        it shows, so that every mask tells where a row's oldest entries are: kernels add them up from there."""
+        """Returns the columns that a window needs in a forward over `count` tokens; None without a window. They are one
+        more than it shows: thus every mask shows where a row's oldest entries are, from which kernels add them up."""
         return None if self.window is None else self.window + max(self.spare, count)
 
     def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
-        """Lays rows anew, with room for `count` more tokens of each: a multiple of `step`."""
+        """Lays rows anew, with room for `count` more tokens of each, in multiples of `step`."""
         held = [part[0].shape[2] if part else 0 for part in parts]
         end, most = max(held), self._most_columns(count)
         room = -(-count // step) * step
@@ -311,7 +301,7 @@ class KVRows:
 
 
 def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
-    """Returns what a row's own cache holds, oldest first."""
+    """Returns the keys and values of a row's own cache, oldest first."""
     if cache.keys is None or cache.values is None:
         return []
     if isinstance(cache, KVCache):

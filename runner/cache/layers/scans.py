@@ -1,10 +1,10 @@
-"""What recurrent layers read in a round, so that they can stand after any of its tokens without another forward.
+"""The reads of recurrent layers in a round, so that they can stand after any of its tokens without another forward.
 
 A recurrent layer keeps two kinds of states. The state of its *scan* follows from the state before it and the rows that
 the scan reads, so a scan over the first of these rows gives the state after them: one small operation a layer. The
 state of a *convolution* is the last rows of its input, so it is a slice of the old state joined to the new rows.
 
-The models hand out neither. So while the forward of a round is built, two functions that they call are replaced: the
+Models do not return these. So while the forward of a round is built, two functions that they call are replaced: the
 scan that their module imported, and `mx.concatenate`, which joins the rows. A state is known only if the very arrays
 that were in the layer before the round, and that are in it afterwards, went through them; a layer with any other state
 goes back to where the round began. Nothing is replaced outside of rounds.
@@ -32,8 +32,8 @@ SCANS = {
         ("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "plamo2"),
     ),
 }
-"""Scan of mlx-lm -> its parameters that have a row for each token, on axis 1, and the modules that call it. It returns
-its output and the state after the last row; its parameter `state` is the one before the first."""
+"""Keyed by the scans of mlx-lm: the parameters that have a row for each token, on axis 1, and the modules that call the
+scan. It returns its output and the state after the last row; its parameter `state` is the one before the first row."""
 
 
 class _Scan(NamedTuple):
@@ -59,14 +59,14 @@ class _Scan(NamedTuple):
 
 
 StateAfter = Callable[[int, mx.array | None], mx.array]
-"""Maps a number of tokens to the state after them (lazy), of all texts of a forward or of those with these indices."""
+"""Maps a number of tokens to the state after them (lazy), of all texts of a forward or only of these indices."""
 
 
 class StateRecorder:
-    """Records what goes through the replaced functions in one forward. It holds every array whose id it knows."""
+    """Records the calls of the replaced functions in one forward. It holds every array whose id it knows."""
 
     def __init__(self, states: Sequence[mx.array]) -> None:
-        """`states` are those of all layers before the round."""
+        """`states` are the states of all layers before the round."""
         self._states = {id(state): state for state in states}
         self._joined: dict[int, list[mx.array]] = {}  # by the state that stands first
         self._scans: dict[int, tuple[mx.array, _Scan]] = {}  # by the state that came out
@@ -93,8 +93,8 @@ class StateRecorder:
         return recorded
 
     def state_after(self, before: mx.array | None, after: mx.array | None, count: int) -> "StateAfter | None":
-        """Returns how to compute the states within a round over `count` tokens, given those around it; None if it is
-        not known how the one came from the other."""
+        """Returns a function that computes the states within a round over `count` tokens, given the states around it;
+        None if the calls do not show how one came from the other."""
         if before is None or after is None:
             return None
         if id(after) in self._scans:
@@ -115,7 +115,7 @@ class StateRecorder:
 
 
 class RoundReads:
-    """What one layer reads in a round. Owner: the engine thread."""
+    """The reads of one layer in a round. Owner: the engine thread."""
 
     def __init__(self, states: Callable[[], States], count: int) -> None:
         """`states` returns the present states of the layer, which is about to read `count` tokens."""
@@ -126,7 +126,7 @@ class RoundReads:
         self._recorder: StateRecorder | None = None
 
     def end(self, recorder: StateRecorder) -> None:
-        """Takes what was recorded in the forward, which has been built."""
+        """Takes the record of the forward, which has been built."""
         self._recorder = recorder
         self._after = [*self.states()]
 
@@ -158,7 +158,7 @@ class RoundReads:
 
     @cached_property
     def _functions(self) -> list[StateAfter]:
-        """How to compute each of the states; empty if that is not known of one."""
+        """The functions that compute the states; empty if one is not known."""
         if self._recorder is None:
             return []
         pairs = zip(self.before, self._after, strict=True)
@@ -168,7 +168,7 @@ class RoundReads:
 
 @contextmanager
 def watched(reads: Sequence[RoundReads]) -> Iterator[None]:
-    """Surrounds the call of the model in a round, and records what these layers read."""
+    """Surrounds the call of the model in a round, and records the reads of these layers."""
     if not reads:
         yield
         return

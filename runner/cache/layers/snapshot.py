@@ -10,30 +10,30 @@ from runner.cache.layer_interface import Snapshot
 Buffers = list[mx.array]
 """Keys, then values: [B, H, L, D] each, L counting tokens; three arrays of each if they are quantized."""
 TOGETHER_BYTES = 1 << 20
-"""Of copies that are evaluated at once: beyond that they take longer than the overhead of an evaluation."""
+"""The copies to evaluate at once: more take longer than the overhead of an evaluation."""
 
 
 def own(x: mx.array) -> mx.array:
     """Returns a copy of `x` that keeps no other buffer alive (lazy).
 
     A slice, a deep copy, and even `mx.contiguous` of a contiguous array share the buffer they came from, whatever its
-    size. `mx.array` of an array copies, but keeps the layout of strided ones without `contiguous`.
+    size. `mx.array` copies an array, but without `contiguous` it keeps strides.
     """
     return mx.array(mx.contiguous(x))
 
 
 class Owned(NamedTuple):
-    """Content that owns its bytes, and the arrays in it: all that there is, unless it is a state."""
+    """Content that owns its bytes, and the arrays in it: these are the whole content, unless it is a state."""
 
     content: object
     arrays: Buffers
 
 
 class Copy(NamedTuple):
-    """A pending copy: the arrays to evaluate, and the function to call afterwards."""
+    """A pending copy, for a snapshot that will own it."""
 
-    arrays: Buffers
-    done: Callable[[], None]
+    snapshot: "LayerSnapshot"
+    owned: Owned
 
 
 class Ledger:
@@ -47,10 +47,10 @@ class Ledger:
         self._copied_bytes = 0
 
     def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned:
-        """Adds pending copies that a snapshot will own, to be evaluated with others: every evaluation takes a while,
-        whatever its size. Large copies are evaluated at once, since they and their sources both take room until then.
+        """Adds pending copies that a snapshot will own. They are evaluated with others, since every evaluation takes a
+        while, whatever its size; large copies are evaluated at once, since until then their sources take room, too.
 
-        The sources are held: MLX would reuse a buffer that nothing else holds instead of copying nearly all of it.
+        The ledger holds the sources: MLX would reuse a buffer that nothing else holds, and not copy it.
         """
         self.copies += copies
         self._sources += sources
@@ -79,8 +79,8 @@ class SnapshotOwner(Protocol):
     def offset(self) -> int:
         """The number of tokens that the layer has seen."""
 
-    def copy(self, start: int, stop: int) -> Owned:
-        """Returns a copy of what it holds of the tokens [start, stop), not evaluated."""
+    def copy_tokens(self, start: int, stop: int) -> Owned:
+        """Returns a copy of its content for the tokens [start, stop), not evaluated."""
 
 
 class LayerSnapshot(Snapshot):
@@ -96,8 +96,8 @@ class LayerSnapshot(Snapshot):
         owned: Owned | None = None,
         needs: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """Live in `owner`, or else with the bytes in `owned`. A tail is given `needs`, which returns the first token
-        that a layer at some offset must hold, and does not refer to a layer: the snapshot may outlive it."""
+        """Makes a snapshot that is live in `owner`, or else has the bytes in `owned`. `needs` of a tail returns the
+        first token that a layer at some offset must hold; it refers to no layer, since the snapshot may outlive it."""
         self.start = start
         self.stop = stop
         self.owner: SnapshotOwner | None = None
@@ -177,12 +177,12 @@ class SliceSnapshot(LayerSnapshot):
     def parts(self, start: int, stop: int) -> list[mx.array]:
         """Returns its entries for the tokens [start, stop) (lazy)."""
         if self.owner is not None:
-            return self.owner.copy(start, stop).arrays
+            return self.owner.copy_tokens(start, stop).arrays
         low, high = start - self.start, stop - self.start
         return [x[..., low:high, :] for x in self.owned.arrays]
 
     def _like(self, start: int, stop: int, owned: Owned | None) -> "SliceSnapshot":
-        """Returns another snapshot of its kind: with the bytes in `owned`, or live in the same layer."""
+        """Returns another snapshot of this kind: with the bytes in `owned`, or live in the same layer."""
         return type(self)(start, stop, None if owned else self.owner, self._ledger, owned, self._needs)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
@@ -199,7 +199,7 @@ class SliceSnapshot(LayerSnapshot):
         return joined
 
     def _stays_live(self, first: "SliceSnapshot") -> bool:
-        """Returns True if one layer holds all of both."""
+        """Returns True if one layer holds both snapshots whole."""
         return self.owner is not None and first.owner is self.owner
 
 
@@ -219,12 +219,12 @@ class TailSnapshot(SliceSnapshot):
         return self._joined(first, start)
 
     def _stays_live(self, first: SliceSnapshot) -> bool:  # noqa: ARG002
-        # A layer that stands where this snapshot ends holds all that is needed there, whatever was paged out.
+        # A layer at the end of this snapshot holds all tokens needed there, even if `first` was paged out.
         return self.owner is not None and self.owner.offset == self.stop
 
 
 class StateSnapshot(LayerSnapshot):
-    """The state of a layer at `stop`. It counts as the snapshot of the last token alone, which cannot be split."""
+    """The state of a layer at `stop`: the snapshot of the last token alone, which cannot be split."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if at >= self.stop:
@@ -238,8 +238,8 @@ class StateSnapshot(LayerSnapshot):
 
 
 def complete(copies: list[Copy]) -> None:
-    """Evaluates pending copies, all at once, and calls their `done`."""
+    """Evaluates pending copies, all at once, and gives them to their snapshots."""
     if copies:
-        mx.eval([copy.arrays for copy in copies])
-        for copy in copies:
-            copy.done()
+        mx.eval([copy.owned.arrays for copy in copies])
+        for snapshot, owned in copies:
+            snapshot.page_out(owned)

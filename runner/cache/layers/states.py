@@ -29,7 +29,7 @@ class CountedState(LayerState):
     def content(self) -> object:
         """The present state, not copied."""
 
-    def advance(self, count: int) -> None:
+    def count_tokens(self, count: int) -> None:
         self.offset += count
 
     def can_rewind(self, to: int) -> bool:
@@ -50,7 +50,7 @@ class CountedState(LayerState):
             raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
         self._check_none_live()
         if snapshot.owner is not None:  # live in another layer, and stays there
-            owned = snapshot.owner.copy(snapshot.start, snapshot.stop)
+            owned = snapshot.owner.copy_tokens(snapshot.start, snapshot.stop)
             mx.eval(owned.arrays)
             self._set(owned.content)
         else:
@@ -66,10 +66,6 @@ class CountedState(LayerState):
         """Makes `content` the state of the layer; no other object holds it."""
 
 
-# --- ArraysCache: the states of recurrent and convolution layers (Mamba, linear attention, short convolutions). It has
-# no offset, and a state can be neither split nor rewound, only put back, or computed again from what a round has read
-# (`scans.py`). Convolution states are often slices that keep the whole forward alive; a copy does not.
-
 _FEW = 16  # tokens: a forward as short as a step or a round keeps less alive than a copy of every state takes
 
 
@@ -82,16 +78,20 @@ class Recurrent(Protocol):
 
 
 class RecurrentState(CountedState):
-    """A recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
+    """ArraysCache: the states of a recurrent or convolution layer (Mamba, linear attention, short convolutions).
+
+    A state can be neither split nor rewound, only put back, or computed again from the reads of a round (`scans.py`).
+    `left_padding` and `lengths` belong to batches and are None here.
+    """
 
     batchable = True
     markable = True  # models replace the arrays in its list, and write into none
     layer: Recurrent
 
-    def advance(self, count: int) -> None:
-        super().advance(count)
+    def count_tokens(self, count: int) -> None:
+        super().count_tokens(count)
         if count > _FEW:
-            # A convolution state is often a slice, which would keep all arrays of the forward alive.
+            # A convolution state is often a slice, which keeps all arrays of the forward alive.
             self.layer.cache = [None if x is None else own(x) for x in self.layer.cache]
 
     def mark(self, count: int) -> Mark:
@@ -120,7 +120,7 @@ class RecurrentState(CountedState):
     def content(self) -> States:
         return self.layer.cache
 
-    def copy(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
+    def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
         states = [None if x is None else own(x) for x in self.layer.cache]
         return Owned(states, [x for x in states if x is not None])
 
@@ -133,14 +133,12 @@ class RecurrentState(CountedState):
         self.layer.left_padding = self.layer.lengths = None
 
 
-# --- Every other class: all its attributes as one state. The adapter trusts nothing that such a class says about
-# itself, and never calls its methods.
-
 Attributes = dict[str, object]
 
 
 class GenericState(CountedState):
-    """The attributes of an object, with all arrays in them."""
+    """Any other class: all its attributes as one state. The adapter trusts nothing that such a class says about itself,
+    and never calls its methods."""
 
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))
@@ -149,7 +147,7 @@ class GenericState(CountedState):
     def content(self) -> Attributes:
         return vars(self.layer)
 
-    def copy(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
+    def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
         """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
         attributes = vars(self.layer)
         owned = {id(array): own(array) for array in gather(attributes, set())}

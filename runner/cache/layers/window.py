@@ -1,13 +1,16 @@
 """Layers with a tail: keys and values of the last tokens, as far back as attention may look.
 
-RotatingKVCache is a sliding window that becomes a ring once it is full. What mlx-lm does and what follows from it:
+RotatingKVCache is a sliding window that becomes a ring once it is full. In mlx-lm:
 
 * until `offset` reaches `max_size` the buffer is in temporal order, with room after `_idx`; from then on the oldest
   tokens are overwritten, and there is no way back (`trim` moves the counters all the same);
 * one forward over many tokens leaves up to `max_size - 1` + its length in the buffer, in temporal order;
-* such a buffer holds what the token after the first of them could look at, so that there is a way back to it;
+* such a buffer holds all tokens that the token after the first of them could look at, so there is a way back to it;
 * a buffer longer than `_idx` counts as a ring as soon as `_idx < offset`, and one with fewer than
   min(offset, max_size) tokens breaks its growth: code that sets the arrays sets exactly that many, and `_idx` to it.
+
+ChunkedKVCache (Llama 4) looks back to the start of the token's chunk, and no further. Its front is dropped at the start
+of a forward, so that at most `chunk_size` tokens stay. Its `trim` and `is_trimmable` know nothing of chunks.
 """
 
 from abc import abstractmethod
@@ -24,7 +27,7 @@ from runner.cache.layers.snapshot import Buffers, Ledger, Owned, TailSnapshot, o
 
 
 class TailState(LayerState):
-    """A layer with keys and values of the last tokens, as far back as it may look."""
+    """A layer with the keys and values of the last tokens that it may look at."""
 
     refusal = Miss.WINDOW_PASSED
     kind = TailSnapshot
@@ -42,7 +45,7 @@ class TailState(LayerState):
     def arrays(self) -> list[mx.array]:
         return [x for x in (self.layer.keys, self.layer.values) if x is not None]
 
-    def copy(self, start: int, stop: int) -> Owned:
+    def copy_tokens(self, start: int, stop: int) -> Owned:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
         return Owned(entries, entries)
 
@@ -115,7 +118,7 @@ class WindowState(TailState):
         return self.offset + count <= self._size
 
     def _spans(self, to: int) -> bool:
-        """Returns True if the buffers, in temporal order, hold all that is needed at `to`."""
+        """Returns True if the buffers, in temporal order, hold all tokens needed at `to`."""
         ordered = bool(self.arrays()) and self.layer._idx == self.arrays()[0].shape[-2]
         return ordered and self.offset - self.layer._idx <= self.needs(to) and to <= self.offset
 
@@ -136,14 +139,9 @@ class WindowState(TailState):
         return mx.concatenate([older, newer], axis=-2)
 
 
-# --- ChunkedKVCache (Llama 4): attention looks back to the start of the token's chunk, and no further. Its front is
-# dropped at the start of a forward, so that at most `chunk_size` tokens stay. Its `trim` and `is_trimmable` know
-# nothing of chunks.
-
-
 class ChunkState(TailState):
-    """A chunk. It can go back as long as it still holds the tokens from the start of the target's chunk on: a forward
-    cuts the front before it writes, and never into the chunk where it begins."""
+    """A chunk. It can go back to a token as long as it holds that token's chunk from its start on: a forward cuts the
+    front before it writes, and never into the chunk where it begins."""
 
     layer: ChunkedKVCache
 

@@ -11,7 +11,7 @@ import msgspec
 
 from runner.assemble import sketch, warm_up
 from runner.cache.layer_interface import MakeLayers
-from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
+from runner.cache.layers.batched import BatchedLayers, unbatchable_layers
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sketch import LayerFacts, Sketch
@@ -224,7 +224,7 @@ class _Line:
         """Returns the logits [L, V] of a forward, evaluated."""
         logits = self._forward(mx.array([tokens]), self.layers)[0]
         mx.eval(logits, self.sequence.arrays())
-        self.sequence.advance(len(tokens))
+        self.sequence.count_forward(len(tokens))
         return logits
 
 

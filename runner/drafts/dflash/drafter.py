@@ -11,7 +11,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.rope_utils import initialize_rope
 
-from runner.cache.layers.batch import arrays_of
+from runner.cache.layers.batched import arrays_of
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
 from runner.drafts.dflash.config import DFlashConfig
 from runner.drafts.drafting import DraftedAnswer

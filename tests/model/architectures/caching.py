@@ -13,7 +13,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 
 from runner import cpu
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT
 from scripts.tools.models.tiny import Tiny, words
 from tests.lib.driver import Answer, ask, check_trie
@@ -18,7 +18,7 @@ LEAST_TOKENS = 32
 
 def started(tiny: Tiny, directory: Path) -> Process:
     """A process with the cache of the runner, which also keeps short prompts on disk."""
-    process = Process(tiny, directory, policy=TurnCheckpoints())
+    process = Process(tiny, directory, policy=CheckpointPolicy())
     process.unsaved.least = LEAST_TOKENS
     return process
 

@@ -1,13 +1,8 @@
-"""The choice of the adapter of a layer cache, and lists of adapters.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
-"""
+"""The choice of the adapter of a layer cache, and lists of adapters. Scenarios: docs/internals/cache.md, 8."""
 
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import distrust, flatten
-from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.snapshot import complete
 from runner.cache.layers.states import GenericState, RecurrentState
@@ -20,8 +15,6 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from tests.lib import layer_caches
 from tests.lib.layer_caches import Unknown, adapted, held, kept, layer, taken, write
-
-# --- the table
 
 
 def test_the_table_goes_by_the_exact_class() -> None:
@@ -63,9 +56,6 @@ def test_an_untrusted_layer_keeps_its_object_and_resets_to_its_fresh_state(kind:
     assert generic.offset == 20
 
 
-# --- lists of layers
-
-
 def test_layer_caches_come_in_the_order_of_the_model_once_without_gaps() -> None:  # scenario 47
     a, b, c, d = KVCache(), ArraysCache(1), RotatingKVCache(4), KVCache()
     assert list(flatten([CacheList(a, b), None, c, CacheList(CacheList(d), a)])) == [a, b, c, d]
@@ -73,8 +63,12 @@ def test_layer_caches_come_in_the_order_of_the_model_once_without_gaps() -> None
 
 def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
     kinds = layer_caches.KINDS.values()
-    sequence = SequenceLayers(LayerFacts(lambda: [make() for make in kinds], range(len(kinds))))
-    _write(sequence, 6)
+    sequence = SequenceLayers(LayerFacts(lambda: [make() for make in kinds], frozenset(range(len(kinds)))))
+    sequence.page_out()
+    for state in sequence.states:
+        layer_caches.append(vars(state)["layer"], layer_caches.positions(0, 6))
+    sequence.count_forward(6)
+    sequence.evaluate()
     snapshots = [taken(state) for state in sequence.states]
     sequence.reset()
     assert sequence.nbytes == 0
@@ -86,16 +80,3 @@ def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
     assert sequence.totals.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
     assert [snapshot.live for snapshot in snapshots] == [kind not in layer_caches.TAILS for kind in layer_caches.KINDS]
     assert [held(state) for state in sequence.states] == [list(range(6))] * len(layer_caches.KINDS)
-
-
-def _write(sequence: SequenceLayers, count: int) -> None:
-    """A forward over tokens that carry their positions."""
-    sequence.page_out()
-    for state in sequence.states:
-        _append(state, count)
-    sequence.advance(count)
-    sequence.evaluate()
-
-
-def _append(state: LayerState, count: int) -> None:
-    layer_caches.append(vars(state)["layer"], layer_caches.positions(state.offset, count))

@@ -6,7 +6,6 @@ from math import nan
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.commands.check.trial import batch_fault
 from scripts.tools.models.tiny import VOCAB, tiny
 from tests.lib.memory import held_bytes
@@ -17,11 +16,6 @@ Forward = Callable[[mx.array, list[object]], mx.array]
 
 def fault(kind: str = "llama", forward: Forward | None = None) -> str:
     return batch_fault(tiny(kind).make_layers, forward or tiny(kind).logits, VOCAB)
-
-
-def test_a_model_without_numbers_is_faulty() -> None:
-    """NaN beside NaN is no agreement."""
-    assert fault(forward=lambda *each: tiny("llama").logits(*each) * nan) == "the logits of a trial are off by inf"
 
 
 def spoiled(spoil: Callable[[mx.array, mx.array], mx.array]) -> Forward:
@@ -49,9 +43,6 @@ def test_layers_that_have_no_batch_are_named(kind: str, said: str) -> None:
         raise AssertionError("nothing is to be tried")
 
     assert fault(kind, forward) == f"mlx-lm has no batch of {said}"
-
-
-# --- wrong models
 
 
 @pytest.mark.parametrize("chosen", ["first", "longest", "one further"])
@@ -122,7 +113,10 @@ def test_rounding_is_no_fault_and_more_is_one(dtype: mx.Dtype, near: float, far:
 
 
 def test_what_is_no_number_is_a_fault() -> None:
-    assert "off by inf" in fault(forward=spoiled(lambda tokens, logits: logits * mx.nan))
+    """NaN beside NaN is no agreement."""
+    everywhere: Forward = lambda *each: tiny("llama").logits(*each) * nan  # noqa: E731
+    for forward in (everywhere, spoiled(lambda _, logits: logits * nan)):
+        assert fault(forward=forward) == "the logits of a trial are off by inf"
 
 
 def test_tokens_that_a_model_closes_are_none() -> None:

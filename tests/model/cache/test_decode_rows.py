@@ -2,8 +2,6 @@
 
 The tokens are given, not sampled. Every story is told twice, once with all forwards alone; layers, records, trie and
 what follows are compared. The two differ by rounding at most.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Sequence
@@ -14,10 +12,9 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.layer_interface import Snapshot
-from runner.cache.layers.batch import staying
+from runner.cache.layers.batched import staying
 from runner.cache.layers.snapshot import LayerSnapshot
 from runner.cache.node import spelled
 from runner.cache.session import DecodeRows, TrieSession
@@ -46,7 +43,7 @@ class Sessions:
         """What rows say is `drafted` in rounds, of which each row has other tokens right."""
         self.model = model
         self.drafted = drafted
-        self.cache = TrieCache(model.facts, policy=TurnCheckpoints(gap=3, first_distance=16))
+        self.cache = TrieCache(model.facts, policy=CheckpointPolicy(gap=3, first_distance=16))
         self.together = together
         self.sessions: list[TrieSession] = []
         self.rows: list[DecodeRows] = []
@@ -184,7 +181,7 @@ def arrays_of(snapshot: Snapshot) -> list[mx.array]:
         return snapshot._owned.arrays
     home = snapshot.owner
     assert home is not None
-    return home.copy(snapshot.start, snapshot.stop).arrays
+    return home.copy_tokens(snapshot.start, snapshot.stop).arrays
 
 
 Trie = dict[tuple[int, ...], tuple[bool, list[Held | None]]]
@@ -235,7 +232,7 @@ def _all_of(users: Sessions, trie: Trie) -> list[mx.array]:
     for session in users.sessions:
         for state in session.sequence.states:
             if state.offset:
-                arrays += state.copy(max(0, state.needs(state.offset)), state.offset).arrays
+                arrays += state.copy_tokens(max(0, state.needs(state.offset)), state.offset).arrays
     return arrays
 
 
@@ -273,9 +270,6 @@ def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, drafted: bool) -> N
             assert cached[0] == cached[1]
             assert cached[0] == len(end) or end in (prompt, prompt[:-4])
     joined.check_answer([*joined.sessions[2].recorded, 63])
-
-
-# --- what breaks
 
 
 @every_kind
@@ -332,9 +326,6 @@ def test_a_forward_that_breaks_advances_no_session(kind: str) -> None:
         each.close(2, 0, 1)
         check_trie(each.cache)
     assert trie_of(users.cache).keys() == trie_of(alone.cache).keys()
-
-
-# --- what it costs
 
 
 def check_locks(users: Sessions) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
@@ -35,10 +35,10 @@ class Process:
     """A process with a trie over a model, and a directory."""
 
     def __init__(
-        self, model: Tiny, directory: Path, budget: int | None = None, policy: TurnCheckpoints | None = None
+        self, model: Tiny, directory: Path, budget: int | None = None, policy: CheckpointPolicy | None = None
     ) -> None:
         self.model = model
-        self.cache = TrieCache(model.facts, budget, policy or TurnCheckpoints(gap=8, first_distance=64))
+        self.cache = TrieCache(model.facts, budget, policy or CheckpointPolicy(gap=8, first_distance=64))
         self.store: SegmentStore = store(directory)
         self.unsaved = UnsavedSegments(self.cache, self.store.index, NAMESPACE, ROOT)
         self.reader = Reader(self.store, ROOT)
@@ -139,19 +139,6 @@ def test_a_conversation_goes_on_over_many_processes(kind: str, tmp_path: Path) -
     again = Process(model, tmp_path / "short")
     again.restore(prompt[:-40])
     assert again.save() == 0
-
-
-def test_a_trie_is_filled_before_the_first_forward(tmp_path: Path) -> None:
-    for kind in ("llama", "gemma3", "qwen3_next", "mamba2"):
-        writer = Process(tiny(kind), tmp_path / kind)
-        prompt = words(400)
-        writer.ask(prompt)
-        writer.save()
-        reader = Process(tiny(kind), tmp_path / kind)
-        reader.restore(prompt)
-        session = reader.cache.begin(prompt)
-        assert session.cached == reader.cache.sequences.kept.offset > 300
-        session.close()
 
 
 def test_a_budget_takes_the_beginning_and_keeps_its_bound(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.adapter import LayerState
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
@@ -87,9 +86,6 @@ def test_a_trial_is_cheap(model: Tiny, redone: int) -> None:
 
     assert fault(model, forward) == ""
     assert sorted(counts) == [1] * 17 + [2] * redone + [3] * 4 + [5] * 4 + [16] * 5
-
-
-# --- rounds of several answers
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])

@@ -1,9 +1,7 @@
 """The memory of the trie cache, by MLX's own counters.
 
 MLX hands a freed buffer on to an array that is smaller, by up to two pages; these tests switch that off, and then
-every byte that is active is a byte of some array.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+every byte that is active is a byte of some array. Scenarios: docs/internals/cache.md, 8.
 """
 
 import gc
@@ -13,8 +11,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.numbers.cache import cache_nodes
@@ -23,6 +20,7 @@ from mlx_lm.models.cache import KVCache  # isort: skip
 
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Accident, ask, check_trie
+from tests.lib.memory import exact_memory
 
 KIB = 1024
 LAYERS = 8
@@ -30,11 +28,8 @@ LAYERS = 8
 
 @pytest.fixture(autouse=True)
 def _exact() -> Iterator[None]:
-    """Only what arrays hold counts."""
-    gc.collect()
-    limit = mx.set_cache_limit(0)
-    yield
-    mx.set_cache_limit(limit)
+    with exact_memory():
+        yield
 
 
 class Writer:
@@ -68,7 +63,7 @@ class Users:
         ask(model, NullCache(model.facts), [1] * 20, say=2)  # what a model makes at its first use stays
         self.model = model
         self.before = active()
-        self.cache = TrieCache(model.facts, budget, TurnCheckpoints(gap=3, first_distance=first_distance))
+        self.cache = TrieCache(model.facts, budget, CheckpointPolicy(gap=3, first_distance=first_distance))
         self.random = random.Random(5)
         self._known: dict[int, dict] = {}  # type: ignore[type-arg]  # of tokens, recursive
 
@@ -111,9 +106,6 @@ class Users:
         return sum(x.nbytes // x.shape[-2] for slot in self.sliceable for x in states[slot].arrays())
 
 
-# --- counted is held
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_counted_is_what_is_held(kind: str) -> None:  # scenario 71
     """Three conversations take turns, with some that are cut short or fail; afterwards only the model is left."""
@@ -145,47 +137,29 @@ def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None: 
     assert abs(users.held - users.cache.nbytes) <= 64 * KIB
 
 
-# --- every token once
-
-
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3", pytest.param("quantized", marks=pytest.mark.slow)])
 def test_every_token_is_held_once(kind: str) -> None:
     """The cache holds at most 1.10 times the bytes of all distinct tokens: after a turn, after switching between
     conversations with a common prefix, after an edit in the middle, after an answer that was dropped."""
     users = Users(tiny(kind))
-    token = 0
+    tokens, token = users.tokens, 0
 
-    def check() -> None:
+    def ask(prompt: list[int]) -> list[int]:
         nonlocal token
+        conversation = users.ask(prompt)
         token = token or users.token_bytes
         assert users.held == users.cache.nbytes
         assert users.cache.nbytes <= 1.10 * users.distinct * token
+        return conversation
 
-    system = users.tokens(1500)
-    a = users.ask(system + users.tokens(1500))
-    check()
-    a = users.ask(a + users.tokens(20))
-    check()
-    b = users.ask(system + users.tokens(1500))
-    check()
+    system = tokens(1500)
+    a = ask(ask(system + tokens(1500)) + tokens(20))
+    b = ask(system + tokens(1500))
     for _ in range(2):
-        a = users.ask(a + users.tokens(20))
-        check()
-        b = users.ask(b + users.tokens(20))
-        check()
-    edited = users.ask(a[:2000] + users.tokens(200))
-    check()
-    edited = users.ask(edited[:-3] + users.tokens(1))
-    check()
-    users.ask(edited[:1000] + users.tokens(1))
-    check()
-    users.ask(b[:-30] + users.tokens(5))
-    check()
-    users.ask(a + users.tokens(5))
-    check()
-
-
-# --- on the way
+        a, b = ask(a + tokens(20)), ask(b + tokens(20))
+    edited = ask(ask(a[:2000] + tokens(200))[:-3] + tokens(1))
+    for prompt in (edited[:1000] + tokens(1), b[:-30] + tokens(5), a + tokens(5)):
+        ask(prompt)
 
 
 def test_going_back_to_a_conversation_needs_room_for_two_layers() -> None:

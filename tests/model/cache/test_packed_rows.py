@@ -13,8 +13,7 @@ import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
-import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from scripts.tools.models.tiny import VOCAB, Forward, words
 from tests.lib.kernels import calls
 

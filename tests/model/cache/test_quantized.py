@@ -11,7 +11,6 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import flatten
 from runner.kv_bits.hadamard import BITS, HadamardKVCache
 from runner.kv_bits.wing import Format, find_format, quantized

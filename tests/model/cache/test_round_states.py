@@ -8,7 +8,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.scans import SCANS, RoundReads, watched
 from runner.cache.layers.states import RecurrentState
 from runner.cache.sequence import SequenceLayers

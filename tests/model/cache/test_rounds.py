@@ -2,7 +2,6 @@
 
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import make_cache
 from runner.cache.single import NullCache
 from scripts.tools.models.tiny import CHUNK, KINDS, WINDOW, tiny, words

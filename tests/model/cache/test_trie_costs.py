@@ -1,31 +1,30 @@
-"""Counts the work of the trie cache for one request: none of it grows with the nodes of other conversations."""
+"""Counts the work of the trie cache for one request, which does not grow with the nodes of other conversations, and
+checks that nothing piles up in the long run. Scenarios: docs/internals/cache.md, 8."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.eviction import LeastRecentLeaf, LeastWorth
+from runner.cache import resume
+from runner.cache.eviction import EvictionOrder
+from runner.cache.layer_interface import Miss
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
 from runner.cache.sequence import SequenceLayers
-from runner.cache.session import Session
-from runner.cache.sketch import LayerFacts
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
-from scripts.tools.models.tiny import tiny, words
-from tests.lib.driver import ask as serve
+from runner.numbers.cache import cache_nodes
+from scripts.tools.models.tiny import VOCAB, tiny, words
+from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie
 from tests.lib.fakes import FAMILIES, FakeLayer, facts_of_fakes
-from tests.lib.memory import held_bytes
+from tests.lib.memory import exact_memory, held_bytes
 from tests.lib.story import Every
+from tests.model.cache.test_memory import LAYERS, deep
 
-from mlx_lm.models.cache import KVCache  # isort: skip
-
-LAYERS = 12
 everyone = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -60,14 +59,10 @@ def counting(*functions: tuple[type, str]) -> Iterator[list[str]]:
 
         return call
 
-    patches = [patch.object(where, name, counted(name, getattr(where, name))) for where, name in functions]
-    for each in patches:
-        each.start()
-    try:
+    with ExitStack() as patches:
+        for where, name in functions:
+            patches.enter_context(patch.object(where, name, counted(name, getattr(where, name))))
         yield calls
-    finally:
-        for each in patches:
-            each.stop()
 
 
 @everyone
@@ -75,13 +70,8 @@ def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
     """And at those near the ones that go for it."""
     users = Users(family, 300)
     budget = users.cache.budget_bytes = users.cache.nbytes - 1
-    with counting(
-        (PrefixTrie, "nodes"),
-        (PrefixTrie, "remove"),
-        (PrefixTrie, "merge"),
-        (LeastRecentLeaf, "weight"),
-        (LeastWorth, "weight"),
-    ) as calls:
+    counted = (PrefixTrie, "nodes"), (PrefixTrie, "remove"), (PrefixTrie, "merge"), (EvictionOrder, "weight")
+    with counting(*counted) as calls:
         users.ask([1, 2, 3, *range(110, 115), *range(10, 30)])
     assert users.cache.nbytes < budget
     gone = calls.count("remove") + calls.count("merge")
@@ -90,35 +80,13 @@ def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
     assert "nodes" not in calls
 
 
-# --- copies
-
-
-def deep() -> list[object]:
-    return [KVCache() for _ in range(LAYERS)]
-
-
-def ask(cache: TrieCache, prompt: Sequence[int]) -> None:
-    session = cache.begin(prompt)
-    write(session, prompt, len(prompt))
-    session.close()
-
-
-def write(session: Session, prompt: Sequence[int], to: int) -> None:
-    """A token's number into every layer, as a model of one head and four numbers would."""
-    while (at := session.position) < to:
-        count = session.next_forward(to - at) or 1
-        entries = mx.broadcast_to(mx.array([*prompt[at : at + count]])[None, None, :, None], (1, 1, count, 4))
-        with session.forward(count):
-            for layer in session.layers:
-                assert isinstance(layer, KVCache)
-                layer.update_and_fetch(entries.astype(mx.float32), entries.astype(mx.float32))
-        mx.eval(session.state())
-
-
-def two_conversations(cache: TrieCache) -> None:
-    """Neither is live: a third one is."""
+def two_conversations() -> TrieCache:
+    """Returns a cache with two conversations whose layers a third one has taken."""
+    model = deep()
+    cache = TrieCache(model.facts)
     for seed in (2, 3, 4):
-        ask(cache, words(60, seed))
+        ask(model, cache, words(60, seed), say=0, chunk=60)
+    return cache
 
 
 @contextmanager
@@ -144,8 +112,7 @@ def _flat(arrays: object) -> Iterator[mx.array]:
 
 
 def test_a_cut_computes_all_its_copies_at_once() -> None:
-    cache = TrieCache(LayerFacts(deep, range(LAYERS)))
-    two_conversations(cache)
+    cache = two_conversations()
     node = next(node for node in cache.trie.nodes() if node.nbytes)
     with evaluations() as counts:
         cache.trie.split(node, 30)
@@ -158,10 +125,9 @@ def test_a_cut_computes_all_its_copies_at_once() -> None:
 
 def test_large_copies_are_computed_at_once() -> None:
     """Each while the others are whole: there is no room for all of it again."""
-    cache = TrieCache(LayerFacts(deep, range(LAYERS)))
-    two_conversations(cache)
+    cache = two_conversations()
     node = next(node for node in cache.trie.nodes() if node.nbytes)
-    half = 30 * 4 * 4 * 2
+    half = 30 * 64 * 4 * 2
     with patch.object(snapshot, "TOGETHER_BYTES", 2 * half - 1), evaluations() as counts:
         cache.trie.split(node, 30)
         assert counts == [4] * LAYERS
@@ -206,7 +172,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
                 [*words(60, seed)[:21], 1],
                 words(50, seed),
             ):
-                serve(model, cache, prompt, say=2, chunk=16)
+                ask(model, cache, prompt, say=2, chunk=16)
                 assert not ledger.copies
         assert sizes
         gone = len(sizes)
@@ -220,8 +186,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
 def test_what_is_cut_apart_shares_no_buffer() -> None:
     """MLX hands on a buffer that no other array holds if all of it but 16 KiB is wanted, and then all of it stays in
     memory: it did so where the first part was finished before the second one began."""
-    limit = mx.set_cache_limit(0)
-    try:
+    with exact_memory():
         ledger, halves = Ledger(), []
         before = held_bytes()
         whole = mx.random.normal((1, 1, 1000, 16))
@@ -232,11 +197,8 @@ def test_what_is_cut_apart_shares_no_buffer() -> None:
             halves.append(ledger.defer([own(whole[..., part, :])], [whole]))
         del whole
         ledger.flush()
-        mx.synchronize()
         held = sum(half.arrays[0].nbytes for half in halves)
         assert held <= held_bytes() - before <= held + 4096
-    finally:
-        mx.set_cache_limit(limit)
 
 
 def test_a_salt_leaves_nothing_behind() -> None:
@@ -250,3 +212,78 @@ def test_a_salt_leaves_nothing_behind() -> None:
         assert cache.trie.root(f"salt {salt}") is session.node
         session.close()
     assert len(cache.trie.roots) <= 2
+
+
+def test_a_failed_resume_frees_before_it_starts_anew() -> None:
+    """It may have failed for want of memory."""
+    model = tiny("llama")
+    ask_uncached(model, words(90))
+    free: list[int] = []
+    open_session = TrieCache._resume
+
+    def watched(self: TrieCache, prompt: list[int], *rest: object) -> object:
+        free.append(held_bytes())
+        return open_session(self, prompt, *rest)  # type: ignore[arg-type]
+
+    with exact_memory():
+        before = held_bytes()
+        cache = TrieCache(model.facts)
+        for seed in range(3):
+            ask(model, cache, words(90, seed))
+        failing = patch.object(resume, "restore_to", _fail_with_something_in_hand)
+        quiet = patch("runner.cache.trie_cache.log")  # pytest would keep what is logged, and the error with it
+        with patch.object(TrieCache, "_resume", watched), failing, quiet, pytest.raises(MemoryError):
+            cache.begin(words(90))
+        assert free[0] > before + 10_000
+        assert free[1] <= before + 4096
+    check_equal(model, ask(model, cache, words(90)), ask_uncached(model, words(90)))
+
+
+def _fail_with_something_in_hand(*_: object) -> None:
+    """The error leads to this frame, and the frame to the array."""
+    held = mx.ones((100_000,))
+    mx.eval(held)
+    raise MemoryError
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next"])
+def test_nodes_without_content_do_not_pile_up(kind: str) -> None:
+    """Under a bound of memory that they do not count for."""
+    model = tiny(kind)
+    cache = TrieCache(model.facts, 60_000)
+    counts = []
+    for seed in range(30):
+        shared = words(30, seed)
+        ask(model, cache, [*shared, *words(40, seed + 100)], say=1, chunk=100)
+        ask(model, cache, [*shared, *words(40, seed + 200)], say=1, chunk=100)
+        nodes = cache_nodes(cache)
+        parents = {node.parent for node in nodes}
+        assert all(node.missing_layers < node.layers for node in nodes if node.id not in parents)
+        counts.append(len(nodes))
+    assert max(counts[15:]) <= max(counts[:15])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_prompt_that_is_left_at_once_cuts_nothing(kind: str) -> None:  # scenarios 9 and 55
+    model = tiny(kind)
+    cache = TrieCache(model.facts)
+    prompt = words(80)
+    ask(model, cache, prompt, say=0, chunk=100)
+    before = len(cache_nodes(cache))
+    for at in range(40, 70):
+        cache.begin([*prompt[:at], (prompt[at] + 1) % VOCAB]).close()
+    assert len(cache_nodes(cache)) <= before + 1
+    check_equal(model, ask(model, cache, prompt), ask_uncached(model, prompt))
+
+
+def test_tokens_freed_by_a_failure_count_as_lost() -> None:
+    """Keys and values can go back; that they are not there is another reason than that of a state."""
+    model = tiny("llama")
+    cache = TrieCache(model.facts)
+    ask(model, cache, [*words(40), *words(20, seed=2)], say=0)
+    ask(model, cache, [*words(40), *words(20, seed=3)], say=0)  # what the two share is live, the first end is not
+    ask(model, cache, [*words(40), *words(20, seed=4)], accident=Accident("break", 0))
+    check_trie(cache)
+    session = cache.begin([*words(40), *words(20, seed=2), 1])
+    assert (session.matched, session.cached, session.miss) == (60, 0, Miss.LOST)
+    session.close()

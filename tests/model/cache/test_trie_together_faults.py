@@ -5,9 +5,7 @@ up if a change may be half done; then the other sessions are detached: they go o
 request is right.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -23,7 +21,7 @@ from scripts.tools.models.tiny import tiny, words
 from tests.lib.breaking import breaking
 from tests.lib.driver import ask, ask_uncached, check_equal
 from tests.lib.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState
-from tests.lib.memory import held_bytes
+from tests.lib.memory import exact_memory, held_bytes
 from tests.lib.story import Every
 from tests.lib.together import BrokenError, Client, Together
 
@@ -31,15 +29,15 @@ PREFIX = list(range(1, 49))
 everyone = pytest.mark.parametrize("family", FAMILIES)
 
 PLACES: list[tuple[str, type, str]] = [
-    ("K", FakeKVState, "copy"),
+    ("K", FakeKVState, "copy_tokens"),
     ("R", FakeKVState, "restore"),
     ("K", FakeKVState, "snapshot"),
     ("R", FakeSlice, "split"),
     ("K", FakeSlice, "after"),
-    ("S", FakeWindowState, "copy"),
+    ("S", FakeWindowState, "copy_tokens"),
     ("S", FakeWindowState, "restore"),
     ("S", FakeWindowState, "snapshot"),
-    ("P", FakeRecurrentState, "copy"),
+    ("P", FakeRecurrentState, "copy_tokens"),
     ("R", FakeRecurrentState, "restore"),
     ("R", FakeState, "split"),
     ("P", FakeState, "after"),
@@ -47,7 +45,7 @@ PLACES: list[tuple[str, type, str]] = [
     ("K", SequenceLayers, "rewind"),
     ("R", SequenceLayers, "reset"),
     ("K", SequenceLayers, "measure"),
-    ("R", PrefixTrie, "advance"),
+    ("R", PrefixTrie, "extend"),
     ("K", PrefixTrie, "split"),
     ("R", PrefixTrie, "merge"),
     ("K", PrefixTrie, "remove"),
@@ -152,26 +150,12 @@ def test_a_resume_that_fails_twice_opens_no_session(family: str) -> None:
     assert users.cached([*PREFIX, 20, 21, 9]) == len(end)
 
 
-# --- what MLX says
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Only what arrays hold counts, and nothing waits for Python's collector of cycles."""
-    gc.collect()
-    gc.disable()
-    limit = mx.set_cache_limit(0)
-    yield
-    mx.set_cache_limit(limit)
-    gc.enable()
-
-
 def test_what_a_cut_left_half_done_is_free_at_once() -> None:
     """One half of a node is live in the layers of a session, and in no node: when the session closes it goes."""
     model = tiny("llama")
     for seed in (1, 3):
         ask_uncached(model, words(90, seed))
-    with exact():
+    with exact_memory():
         before = held_bytes()
         cache = TrieCache(model.facts)
         sessions = [cache.begin(words(60)), cache.begin(words(90, 3))]
@@ -198,7 +182,7 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
     """Detached sessions hold their own layers, which are counted, and freed when they close."""
     model = tiny(kind)
     ask_uncached(model, words(90))
-    with exact():
+    with exact_memory():
         before = held_bytes()
         cache = TrieCache(model.facts)
         for seed in (1, 2):

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.batch import arrays_of
+from runner.cache.layers.batched import arrays_of
 from runner.cache.session import Session
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.own_model import WINDOW_TOKENS, OwnDraftModel

@@ -13,7 +13,7 @@ import pytest
 
 import runner.cache.layers.kv
 import runner.cache.sequence
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.layers.snapshot import Copy, complete
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Choice, SampledTokens
@@ -52,7 +52,7 @@ class Tally:
         return Counts(len(engine.forward.calls), self.started, self.computed, self.round_trips, self.copied)
 
     def complete(self, copies: list[Copy]) -> None:
-        self.copied += sum(array.nbytes for copy in copies for array in copy.arrays)
+        self.copied += sum(array.nbytes for copy in copies for array in copy.owned.arrays)
         complete(copies)
 
 

@@ -78,7 +78,7 @@ def test_a_batch_makes_room_layer_by_layer_before_others_join(name: str, tokens:
     engine = TinyEngine(name)
     asked = [engine.ask(words(20, number), 80) for number in range(2)]
     engine.until(lambda: all(engine.phase(each) == "batch" for each in asked))
-    with patch("runner.cache.layers.batch._PIECE_BYTES", 1), patch("runner.cache.layers.batch._PIECES", 1 << 30):
+    with patch("runner.cache.layers.batched._PIECE_BYTES", 1), patch("runner.cache.layers.batched._PIECES", 1 << 30):
         engine.ask(words(tokens, 7), 20)
         engine.finish()
     engine.check()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import DecodeRows, Session
 from runner.cache.trie import PrefixTrie
@@ -57,7 +57,7 @@ ANSWERS = [
     Place(SampledTokens, "read", 1),
     Place(mx, "eval", 1),
     Place(mx, "async_eval", 1),
-    Place(SequenceLayers, "advance", 1),
+    Place(SequenceLayers, "count_forward", 1),
     Place(Generation, "close", 0),
 ]
 """Functions that concern one request."""
@@ -85,7 +85,7 @@ CACHES = [
     Place(TrieCache, "_store", 0),
     Place(TrieCache, "enforce_budget", 1),
     Place(TrieCache, "_close", 0),
-    Place(PrefixTrie, "advance", 1),
+    Place(PrefixTrie, "extend", 1),
     Place(PrefixTrie, "match", 1),
     Place(PrefixTrie, "merge_needless", 0),
     Place(SequenceLayers, "evaluate", 1),

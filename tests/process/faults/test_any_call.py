@@ -16,7 +16,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import AnswerDrafter, Drafting
@@ -194,8 +194,8 @@ def draft_always(kind: str) -> Drafting:
 @contextmanager
 def close_checkpoints() -> Iterator[None]:
     """Spaces checkpoints for prompts of a hundred tokens instead of thousands."""
-    checkpoints = partial(TurnCheckpoints, gap=3, first_distance=16, recent=3)
-    with patch("runner.cache.checkpoints.TurnCheckpoints", lambda _: checkpoints(frozenset({1, 2}))):
+    checkpoints = partial(CheckpointPolicy, gap=3, first_distance=16, recent=3)
+    with patch("runner.cache.checkpoints.CheckpointPolicy", lambda _: checkpoints(frozenset({1, 2}))):
         yield
 
 

@@ -9,10 +9,9 @@ from typing import Protocol, cast
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.adapter import LayerState
-from runner.cache.layers.batch import BatchedLayers, batchable, staying
+from runner.cache.layers.batched import BatchedLayers, batchable, staying
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
 from runner.cache.layers.snapshot import Ledger, complete
 
@@ -76,7 +75,7 @@ class Row:
         for batch_cache, state in zip(batch.caches, self.states, strict=True):
             complete(state.page_out())
             state.absorb(batch_cache, row, self.waiting)
-            state.advance(self.waiting)
+            state.count_tokens(self.waiting)
             mx.eval(state.arrays())
         self.waiting = 0
         for state in self.states:
@@ -136,9 +135,6 @@ def _append(cache: Attending, entries: mx.array, offsets: list[int], mask: mx.ar
     ]
 
 
-# --- rows
-
-
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 310, 520)
 
 
@@ -146,7 +142,7 @@ LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 310, 520
 def test_rows_come_and_go(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short and long ones, before and after their windows have wrapped, some of them again and again; now and then
     some layers have more room than others."""
-    monkeypatch.setattr("runner.cache.layers.batch._PIECE_BYTES", 1)
+    monkeypatch.setattr("runner.cache.layers.batched._PIECE_BYTES", 1)
     random = Random(seed)
     lengths, chunks = (LENGTHS, (100, 1000)) if seed % 4 == 0 else (LENGTHS[:9], (3, 11, 1000))
     batch: BatchedLayers | None = None
@@ -261,7 +257,7 @@ def test_a_row_that_leaves_or_takes_its_place_moves_no_other(kind: str) -> None:
 
 def test_room_is_made_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For rows that come, longer ones, and tokens to come; after that nothing copies the rows that are there."""
-    monkeypatch.setattr("runner.cache.layers.batch._PIECE_BYTES", 1)
+    monkeypatch.setattr("runner.cache.layers.batched._PIECE_BYTES", 1)
     layers, longest = 20, 2000 + 3 * LONG_STEP
     batch = BatchedLayers([[_list(_filled(2000))[0] for _ in range(layers)] for _ in range(8)])
     layer_bytes = batch.nbytes // layers
@@ -286,7 +282,7 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     for index in range(count):
         _write_to(batch, 4000 + index)
     states[1].absorb(batch.caches[0], 1, count)
-    states[1].advance(count)
+    states[1].count_tokens(count)
     mx.eval(states[1].arrays())
     assert states[1].offset == 4000 + count
     size = batch.nbytes
@@ -324,7 +320,7 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
         write(adapted(row[4]), count)
         rows.append(row)
     batch = BatchedLayers(rows)
-    batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), adapted_leaf(7)]])
+    batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), *_list(_filled(7))]])
     batch.keep([0, 2])
     assert batch.layers[1] is None
     assert len(batch.caches) == 4
@@ -335,10 +331,6 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
         state.absorb(batch_cache, 0, 1)
     assert [state.empty for state in states] == [True, True, True, False]
     assert held(states[3]) == [0, 1, 2, 3]
-
-
-def adapted_leaf(count: int) -> object:
-    return _list(_filled(count))[0]
 
 
 @pytest.mark.parametrize("kind", ["window", "arrays"])
@@ -362,11 +354,8 @@ def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
     batch.keep([1])
     states[1].absorb(batch.caches[0], 0, 4)
     assert (states[1].offset, held(states[1])) == (3, [100, 101, 102])
-    states[1].advance(4)
+    states[1].count_tokens(4)
     assert states[1].offset == 7
-
-
-# --- what goes together
 
 
 def test_which_layers_can_be_batched() -> None:

@@ -1,19 +1,15 @@
 """Checkpoints: the plan for one prompt, those that a long conversation keeps, and the tokens that both save, over the
-real trie cache with layers of one number a token.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+real trie cache with layers of one number a token. Scenarios: docs/internals/cache.md, 8.
 """
 
 import random
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol, cast
 
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import Checkpoint, TurnCheckpoints
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.session import TrieSession
 from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
@@ -22,8 +18,9 @@ from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
 START, END, THINK, NEWLINE, WORD = 0, 1, 2, 3, 50
 TURN_TOKENS = frozenset({START, END, THINK})
-POINTS = TurnCheckpoints(TURN_TOKENS)
+POINTS = CheckpointPolicy(TURN_TOKENS)
 GAP, BEFORE_END, NEAREST = 32, 4, 256
+PICTURE = [-7] * 50
 
 
 def chat(*lengths: int) -> tuple[list[int], list[int]]:
@@ -38,21 +35,18 @@ def chat(*lengths: int) -> tuple[list[int], list[int]]:
     return [*tokens, START, 7, NEWLINE], stops
 
 
+CLOSE, CLOSE_STOPS = chat(100, 1, 100)
+LONG, LONG_STOPS = chat(5000)
+
+
 def offsets(tokens: Sequence[int], cached: int = 0, branch: int = 0, most: int | None = None) -> list[int]:
     return [point.at for point in POINTS.plan(tokens, cached, branch, most)]
-
-
-# --- the plan for one prompt
 
 
 def test_a_prompt_is_left_where_its_last_messages_begin_and_after_the_system_prompt() -> None:
     tokens, stops = chat(500, *[60] * 10)
     assert offsets(tokens)[0] == stops[0]
     assert offsets(tokens)[-4:] == stops[-4:]
-
-
-def test_a_prompt_is_left_shortly_before_its_end() -> None:
-    assert offsets([WORD] * 200) == [200 - BEFORE_END]
 
 
 @pytest.mark.parametrize("tail", [[], [2, NEWLINE], [2, NEWLINE, NEWLINE, 8, NEWLINE]])
@@ -63,24 +57,27 @@ def test_a_prompt_is_left_before_whatever_opens_the_answer(tail: list[int]) -> N
     assert offsets([*tokens, *tail])[-1] == stops[-1]
 
 
-def test_no_prompt_is_left_inside_a_picture() -> None:
-    first, second = [-7] * 50, [-8] * 50
-    assert offsets([WORD] * 100 + first + [WORD]) == [100]
-    assert offsets([WORD] * 100 + first + second + [WORD]) == [150]
-    assert offsets([WORD] * 100 + first + [WORD] * 4) == [150]
-    assert offsets([*[WORD] * 5, *[-7] * 3000, *[WORD] * 100]) == [3105 - BEFORE_END]  # nor in the middle
-    assert offsets(first) == []
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([WORD] * 200, [200 - BEFORE_END]),
+        ([*[WORD] * 100, *PICTURE, WORD], [100]),
+        ([*[WORD] * 100, *PICTURE, *[-8] * 50, WORD], [150]),
+        ([*[WORD] * 100, *PICTURE, *[WORD] * 4], [150]),
+        ([*[WORD] * 5, *[-7] * 3000, *[WORD] * 100], [3105 - BEFORE_END]),  # nor in the middle
+        (PICTURE, []),
+        (CLOSE, [CLOSE_STOPS[0], CLOSE_STOPS[2]]),  # the earliest of close ones stays
+        # a document and a question about it, without a system prompt; or what a file holds before the cursor
+        (LONG, [*(len(LONG) - distance for distance in (3072, 1536, 768, 384)), *LONG_STOPS]),
+    ],
+)
+def test_a_prompt_is_left_at_these_offsets(tokens: list[int], expected: list[int]) -> None:
+    assert offsets(tokens) == expected
 
 
 def test_a_prompt_is_left_where_another_parts_from_it() -> None:
     """For as long as something branches off there."""
     assert Checkpoint(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)
-
-
-def test_of_close_checkpoints_the_earliest_stays() -> None:
-    tokens, stops = chat(100, 1, 100)
-    assert stops[1] - stops[0] < GAP
-    assert offsets(tokens) == [stops[0], stops[2]]
 
 
 def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:
@@ -125,12 +122,6 @@ def test_distances_double_where_there_are_no_messages() -> None:
     assert len(at) == 10
 
 
-def test_a_long_first_message_is_left_at_doubling_distances() -> None:
-    """A document and a question about it, without a system prompt; or what a file holds before the cursor."""
-    tokens, stops = chat(5000)
-    assert offsets(tokens) == [*(len(tokens) - distance for distance in (3072, 1536, 768, 384)), *stops]
-
-
 def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:
     end = 20_000
     at = [0, *offsets([START] * end), end]
@@ -138,14 +129,11 @@ def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:
     assert len(at) <= 16
 
 
-@pytest.mark.parametrize("name", ["turns", "before_end", "first_distance", "gap", "recent"])
+@pytest.mark.parametrize("name", ["first_distance", "gap", "recent"])
 def test_only_positive_distances_and_counts(name: str) -> None:
     with pytest.raises(ValueError, match="positive"):
-        TurnCheckpoints(frozenset(), **{name: 0})
-    TurnCheckpoints(frozenset(), **{name: 1})
-
-
-# --- what a conversation keeps
+        CheckpointPolicy(frozenset(), **{name: 0})
+    CheckpointPolicy(frozenset(), **{name: 1})
 
 
 def grown(step: int, end: int) -> list[int]:
@@ -165,31 +153,17 @@ def test_a_long_conversation_keeps_few_checkpoints(step: int) -> None:
         assert len(grown(step, end)) <= 16 + 2 * ((end // NEAREST).bit_length() + 1) + 1
 
 
-# --- what it is worth
-
-
-class Stated(Protocol):
-    """A layer with a state."""
-
-    cache: list[mx.array]
-
-
-class Numbers(Protocol):
-    """A layer with numbers for each token."""
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
-
-
 def hybrid() -> TrieCache:
-    return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], range(2)), policy=POINTS)
+    return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], frozenset(range(2))), policy=POINTS)
 
 
 def forward(session: TrieSession, count: int) -> None:
     with session.forward(count):
         sliced, state = session.layers
-        numbers = mx.zeros((1, 1, count, 1))
-        cast("Numbers", sliced).update_and_fetch(numbers, numbers)
-        cast("Stated", state).cache = [mx.zeros((1,))]
+        assert isinstance(sliced, KVCache)
+        assert isinstance(state, ArraysCache)
+        sliced.update_and_fetch(mx.zeros((1, 1, count, 1)), mx.zeros((1, 1, count, 1)))
+        state[0] = mx.zeros((1,))
 
 
 def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int]) -> int:

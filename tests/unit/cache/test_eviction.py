@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, LeastWorth
+from runner.cache.eviction import Eviction, EvictionOrder
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.trie import PrefixTrie
 from tests.lib.story import rank
 
 STATE = 1
-LEAF, WORTH = LeastRecentLeaf(), LeastWorth((STATE,))
+LEAF, WORTH = EvictionOrder(), EvictionOrder((STATE,))
 every_order = pytest.mark.parametrize("order", [LEAF, WORTH], ids=["leaf", "worth"])
 
 
@@ -26,7 +26,7 @@ class Tree:
         self.trie = PrefixTrie()
         self.at: dict[str, Node] = {}
         for way in ways:
-            *_, node = self.trie.advance(self.trie.root(), keys(map(ord, way)))
+            *_, node = self.trie.extend(self.trie.root(), keys(map(ord, way)))
             node.slots = [Bytes(len(node.tokens)), Bytes(state, state=True)]
             self.at[way] = node
             self.trie.touch([node])
@@ -105,18 +105,12 @@ def test_checkpoints_are_evicted_by_their_own_age() -> None:
     assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
 
 
-# --- worth
-
-
 def test_what_frees_nothing_is_not_merged() -> None:
     """A node without a state: its slice would only move into the child."""
     tree = Tree("a", "ab")
     tree.at["a"].slots = [Bytes(1000), None]
     assert tree.going(WORTH, spared="ab") == []
     assert tree.going(WORTH) == ["ab", "a"]
-
-
-# --- kept up
 
 
 @every_order
@@ -166,7 +160,7 @@ class Story:
     def say(self) -> None:
         """Nodes on the way get what they lack, live or not, while they are locked."""
         way = keys(self.choice.choices(range(3), k=self.choice.randint(1, 8)))
-        passed = self.trie.advance(self.trie.root(self.choice.choice("ab")), way)
+        passed = self.trie.extend(self.trie.root(self.choice.choice("ab")), way)
         self.trie.lock(passed[-1])
         for node in passed:
             if not any(node.slots):
@@ -202,7 +196,7 @@ def test_removed_nodes_are_not_in_the_order(order: EvictionOrder) -> None:
     eviction = Eviction(trie, order)
     node = trie.root()
     for turn in range(50):
-        (node,) = trie.advance(node, keys([turn]))
+        (node,) = trie.extend(node, keys([turn]))
         node.slots = [Bytes(1), Bytes(10, state=True)]
         trie.touch(order.used(node))
         trie.merge_needless(*node.path()[1:-1])

@@ -1,39 +1,29 @@
 """Keys and values per token: KVCache, HadamardKVCache and ConcatenateKVCache, which share an adapter.
 
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+Scenarios: docs/internals/cache.md, 8.
 """
-
-from typing import cast
 
 import mlx.core as mx
 import pytest
 
-from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.kv import KVState
 from tests.lib.layer_caches import (
     SLICEABLE,
-    Appending,
     allocated,
     held,
     kept,
     layer,
     ledger,
     paged_out,
-    positions,
     taken,
     write,
+    write_unseen,
 )
 from tests.lib.memory import held_bytes
 
 ROOM = [kind for kind in SLICEABLE if kind != "exact"]  # kinds with room behind their offset
 SLACK = 16384
-
-
-def close(*snapshots: Snapshot | None) -> None:
-    for snapshot in snapshots:
-        assert snapshot is not None
-        snapshot.close()
 
 
 @pytest.fixture(params=SLICEABLE)
@@ -42,9 +32,6 @@ def state(request: pytest.FixtureRequest) -> LayerState:
     found = layer(request.param)
     assert isinstance(found, KVState)
     return found
-
-
-# --- rewound and written over
 
 
 @pytest.mark.parametrize("count", [10, 256])  # 256 fill the buffer, which could be kept as it is
@@ -73,9 +60,6 @@ def test_every_write_after_a_rewind_copies_out(state: LayerState) -> None:
     state.rewind(5)
     write(state, 2, first=700)
     assert kept(snapshots[0]) == list(range(10))
-
-
-# --- restored
 
 
 def test_slices_need_what_comes_before_them(state: LayerState) -> None:  # scenario 26
@@ -110,7 +94,7 @@ def test_slices_come_back_bit_by_bit(state: LayerState, count: int) -> None:  # 
     assert write(state, 300) == list(range(count + 301))
 
 
-def test_a_part_comes_back_by_a_cut(state: LayerState) -> None:  # scenario 27: what was a clamp is a cut here
+def test_a_part_comes_back_by_a_cut(state: LayerState) -> None:  # scenarios 27, 28 and 19: a clamp is a cut here
     write(state, 300)
     whole = paged_out(state)
     for to in (299, 256, 1):
@@ -122,28 +106,14 @@ def test_a_part_comes_back_by_a_cut(state: LayerState) -> None:  # scenario 27: 
         state.rewind(0)
         write(state, 1)
         state.reset()
+        with pytest.raises(ValueError, match="do not meet"):
+            first.after(second)
         joined = second.after(first)
         assert joined is not None
+        assert (joined.start, joined.stop, joined.live) == (0, 300, False)
         whole = joined
     assert kept(whole) == list(range(300))
     assert ledger(state) == (1, whole.nbytes)
-
-
-def test_halves_join_into_the_whole(state: LayerState) -> None:  # scenarios 28 and 19
-    write(state, 30)
-    first, second = taken(state, 0, 20), taken(state, 20)
-    with pytest.raises(ValueError, match="do not meet"):
-        first.after(second)
-    assert ledger(state)[0] == 2
-    paged_out(state).close()
-    joined = second.after(first)
-    assert joined is not None
-    assert (joined.start, joined.stop, joined.live) == (0, 30, False)
-    assert kept(joined) == list(range(30))
-    assert ledger(state) == (1, joined.nbytes)
-    for part in (first, second):
-        with pytest.raises(RuntimeError, match="closed before"):
-            part.close()
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -158,9 +128,6 @@ def test_a_hole_leaves_nothing(state: LayerState, live: bool) -> None:  # scenar
     assert ledger(state) == (0, 0)
 
 
-# --- rewound
-
-
 def test_a_rewind_stays_within(state: LayerState) -> None:
     write(state, 10)
     for to in (-1, 11):
@@ -173,9 +140,6 @@ def test_a_rewind_stays_within(state: LayerState) -> None:
     assert (state.offset, write(state, 2)) == (0, [0, 1])
 
 
-# --- buffers
-
-
 @pytest.mark.parametrize("kind", ROOM)
 def test_the_first_write_after_a_restore_moves_nothing(kind: str) -> None:  # scenario 74
     state = layer(kind)
@@ -183,8 +147,8 @@ def test_the_first_write_after_a_restore_moves_nothing(kind: str) -> None:  # sc
     snapshot = paged_out(state)
     state.restore([snapshot])
     buffers = state.nbytes
-    assert _capacity(state) == 4032
-    after, peak = allocated(lambda: _forward(state))
+    assert state.arrays()[0].shape[-2] == 4032
+    after, peak = allocated(lambda: write_unseen(state, 4000))
     assert peak <= buffers // 10
     assert after <= SLACK
 
@@ -197,7 +161,7 @@ def test_room_is_given_back(kind: str) -> None:
     parts = [taken(state, 0, 1000), taken(state, 1000)]
     state.rewind(1000)
     write(state, 1, first=500)
-    close(parts.pop())
+    parts.pop().close()
     buffers = state.nbytes
     state.trim(3095)
     assert state.nbytes == buffers
@@ -209,22 +173,6 @@ def test_room_is_given_back(kind: str) -> None:
     assert held(state) == [*range(1000), 500]
     assert write(state, 2, first=501) == [*range(1000), 500, 501, 502]
     layer(kind).trim(0)  # nothing there
-
-
-def _forward(state: LayerState) -> None:
-    _update(state, 1)
-    mx.eval(state.arrays())
-
-
-def _update(state: LayerState, count: int) -> None:
-    """A write without a look at what is there."""
-    entries = positions(state.offset, count)
-    cast("Appending", cast("KVState", state).layer).update_and_fetch(entries, -entries)
-
-
-def _capacity(state: LayerState) -> int:
-    """Tokens that fit into the buffers."""
-    return state.arrays()[0].shape[-2]
 
 
 def _bits(state: LayerState) -> list[object]:

@@ -3,31 +3,20 @@
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.snapshot import complete
 
 from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 
-from tests.lib.layer_caches import (
-    adapted,
-    allocated,
-    append,
-    held,
-    layer,
-    positions,
-    taken,
-    write,
-)
+from tests.lib.layer_caches import adapted, allocated, append, held, layer, positions, taken, write
 
 MARKABLE = ("plain", "quantized", "exact", "window", "chunk", "arrays")
 WRONG = 800
 """The position that the first wrong draft claims."""
 
 every_kind = pytest.mark.parametrize("kind", MARKABLE)
-BEGINS = (1, 7, 8, 30)
-"""Windows and chunks of 8: not full, full by the round, just full, beyond."""
-places = pytest.mark.parametrize("begin", BEGINS)
+# Windows and chunks of 8: not full, full by the round, just full, beyond.
+places = pytest.mark.parametrize("begin", [1, 7, 8, 30])
 
 
 def run(state: LayerState, count: int, right: int) -> Mark:
@@ -37,7 +26,7 @@ def run(state: LayerState, count: int, right: int) -> Mark:
     drafts = [positions(state.offset, right), positions(WRONG, count - right)]
     append(state.layer, mx.concatenate(drafts, axis=-2))
     mx.eval(state.arrays())
-    state.advance(count)
+    state.count_tokens(count)
     return mark
 
 
@@ -102,9 +91,6 @@ def test_a_full_window_goes_back_to_after_any_right_token(begin: int, right: int
     assert held(state) == list(range(max(0, begin + right - 8), begin + right))
 
 
-# --- what a mark holds
-
-
 @pytest.mark.usefixtures("exact_bytes")
 def test_a_mark_keeps_no_layer_from_writing_in_place() -> None:
     """A reference to the buffer would cost a copy of it in each round."""
@@ -123,9 +109,6 @@ def test_a_mark_keeps_no_layer_from_writing_in_place() -> None:
     assert peak < state.nbytes / 10
 
 
-# --- refusals
-
-
 def test_a_class_that_is_unknown_takes_no_marks() -> None:
     for state in (layer("generic"), adapted(RotatingKVCache(8, 2))):
         write(state, 5)
@@ -134,25 +117,18 @@ def test_a_class_that_is_unknown_takes_no_marks() -> None:
             state.mark(3)
 
 
-@pytest.mark.parametrize("to", [-1, 4, 6, 9, 11])
-def test_a_state_goes_back_to_its_mark_and_nowhere_else(to: int) -> None:
-    state = layer("arrays")
-    write(state, 5)
+@pytest.mark.parametrize(
+    ("kind", "begin", "refused"), [("arrays", 5, (-1, 4, 6, 9, 11)), ("window", 20, (0, 12, 19, 26))]
+)
+def test_a_state_and_a_full_window_go_nowhere_but_to_the_round(kind: str, begin: int, refused: tuple[int, ...]) -> None:
+    state = layer(kind)
+    write(state, begin)
     mark = run(state, 5, 1)
-    assert not state.can_revert(mark, to)
-    with pytest.raises(ValueError, match="cannot go back"):
-        state.revert(mark, to)
-    assert state.offset == 10
-
-
-@pytest.mark.parametrize("to", [0, 12, 19, 26])
-def test_a_full_window_goes_nowhere_before_its_mark(to: int) -> None:
-    state = layer("window")
-    write(state, 20)
-    mark = run(state, 5, 1)
-    assert not state.can_revert(mark, to)
-    with pytest.raises(ValueError, match=f"at 25 tokens cannot go back to {to}"):
-        state.revert(mark, to)
+    for to in refused:
+        assert not state.can_revert(mark, to)
+        with pytest.raises(ValueError, match=f"at {begin + 5} tokens cannot go back to {to}"):
+            state.revert(mark, to)
+    assert state.offset == begin + 5
 
 
 @pytest.mark.parametrize("kind", ["window", "arrays"])

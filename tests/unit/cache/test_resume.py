@@ -5,7 +5,9 @@ end; the snapshots of a layer as the ends of the nodes that have one.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from types import SimpleNamespace
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -17,29 +19,6 @@ from runner.cache.layers.snapshot import Copy, Ledger, Owned
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sketch import LayerFacts
-
-
-class Held(Snapshot):
-    """A snapshot of the tokens [start, stop) of a layer."""
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.start, self.stop = start, stop
-
-    @property
-    def live(self) -> bool:
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        return 1
-
-    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
-        raise NotImplementedError
-
-    def after(self, first: Snapshot | None) -> Snapshot | None:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
 
 
 class Noted(LayerState):
@@ -54,10 +33,6 @@ class Noted(LayerState):
     @property
     def offset(self) -> int:
         return self.at
-
-    @property
-    def empty(self) -> bool:
-        return False
 
     @staticmethod
     def needs(at: int) -> int:
@@ -76,10 +51,7 @@ class Noted(LayerState):
         self.notes.append("reset")
         self.at = 0
 
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        raise NotImplementedError
-
-    def copy(self, start: int, stop: int) -> Owned:
+    def copy_tokens(self, start: int, stop: int) -> Owned:
         raise NotImplementedError
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -153,7 +125,7 @@ class Scene:
     ) -> None:
         self.notes: list[str] = []
         made = [kind(self.notes, offset, back) for kind in kinds]
-        self.sequence = SequenceLayers(LayerFacts(lambda: [*map(Adapted, made)], range(len(kinds))))
+        self.sequence = SequenceLayers(LayerFacts(lambda: [*map(Adapted, made)], frozenset(range(len(kinds)))))
         self.path = [Node(keys(()), None)]
         for start, stop in zip((0, *ends), ends, strict=False):
             node = Node(keys(range(start, stop)), self.path[-1])
@@ -165,7 +137,8 @@ class Scene:
         state = self.sequence.states[slot]
         for node in self.path:
             if node.end in ends:
-                node.slots[slot] = Held(max(node.start, state.needs(node.end)) if start is None else start, node.end)
+                begin = max(node.start, state.needs(node.end)) if start is None else start
+                node.slots[slot] = cast("Snapshot", SimpleNamespace(start=begin, stop=node.end, nbytes=1))
         return self
 
     def covers(self, begin: int, end: int, slot: int = 0) -> bool:
@@ -183,9 +156,6 @@ class Scene:
         return self.notes
 
 
-# --- covers
-
-
 def test_tokens_are_covered_by_nodes_without_a_gap() -> None:
     scene = Scene(Slices).hold(0, 10, 20, 30)
     assert all(scene.covers(begin, end) for end in range(31) for begin in range(end))
@@ -195,19 +165,40 @@ def test_tokens_are_covered_by_nodes_without_a_gap() -> None:
     }
 
 
-# --- find
+MIXED = Scene(Slices, State, Window).hold(0, 10, 20, 30).hold(1, 10, 30).hold(2, 10, 20)
+"""The window cannot stand at 30, and the state not at 20; at 10 all can."""
+DEEPEST = [
+    # slices follow each other without a gap
+    (Scene(Slices), 30, 0, Miss.NON_TRIMMABLE),
+    (Scene(Slices).hold(0, 10), 30, 10, Miss.NON_TRIMMABLE),
+    (Scene(Slices).hold(0, 10, 30), 30, 10, Miss.NON_TRIMMABLE),
+    (Scene(Slices).hold(0, 20, 30), 30, 0, Miss.NON_TRIMMABLE),
+    (Scene(Slices).hold(0, 10, 20), 30, 20, Miss.NON_TRIMMABLE),
+    # a state stands only where it was taken
+    (Scene(State).hold(0, 10), 30, 10, Miss.NON_TRIMMABLE),
+    (Scene(State).hold(0, 10, 30), 29, 10, Miss.NON_TRIMMABLE),
+    (Scene(State).hold(0, 20, 30), 30, 30, Miss.NONE),
+    (Scene(State), 30, 0, Miss.NON_TRIMMABLE),
+    # within an edge a window stands where its tokens are
+    (Scene(Window).hold(0, 10, 20, 30), 25, 25, Miss.NONE),
+    (Scene(Window).hold(0, 30), 25, 0, Miss.WINDOW_PASSED),
+    (Scene(Window, ends=(30,)).hold(0, 30), 25, 0, Miss.WINDOW_PASSED),
+    (Scene(Window, ends=(12,)).hold(0, 12), 7, 7, Miss.NONE),
+    # a window is made of the nodes that it reaches back to
+    (Scene(Window).hold(0, 20, 30), 30, 30, Miss.NONE),
+    (Scene(Window).hold(0, 10, 30), 30, 10, Miss.WINDOW_PASSED),
+    (Scene(Window).hold(0, 20, 30), 25, 25, Miss.NONE),
+    (Scene(Window).hold(0, 20, 30), 24, 0, Miss.WINDOW_PASSED),
+    (Scene(Window).hold(0, 10).hold(0, 30, start=15), 30, 30, Miss.NONE),
+    # the reason is why not the whole match
+    (MIXED, 30, 10, Miss.WINDOW_PASSED),
+    (MIXED, 20, 10, Miss.NON_TRIMMABLE),
+]
 
 
-@pytest.mark.parametrize(("held", "reached"), [((), 0), ((10,), 10), ((10, 30), 10), ((20, 30), 0), ((10, 20), 20)])
-def test_slices_reach_as_far_as_they_follow_each_other(held: tuple[int, ...], reached: int) -> None:
-    assert Scene(Slices).hold(0, *held).find(30) == (reached, Miss.NON_TRIMMABLE)
-
-
-def test_a_state_is_where_it_stands_only() -> None:
-    assert Scene(State).hold(0, 10).find(30) == (10, Miss.NON_TRIMMABLE)
-    assert Scene(State).hold(0, 10, 30).find(29) == (10, Miss.NON_TRIMMABLE)
-    assert Scene(State).hold(0, 20, 30).find(30) == (30, Miss.NONE)
-    assert Scene(State).find(30) == (0, Miss.NON_TRIMMABLE)
+@pytest.mark.parametrize(("scene", "matched", "at", "why"), DEEPEST)
+def test_the_deepest_offset_at_which_all_layers_can_stand(scene: Scene, matched: int, at: int, why: Miss) -> None:
+    assert scene.find(matched) == (at, why)
 
 
 def test_a_node_without_any_slot_holds_nothing() -> None:
@@ -217,76 +208,42 @@ def test_a_node_without_any_slot_holds_nothing() -> None:
     assert scene.hold(1, 20).find(30) == (20, Miss.NON_TRIMMABLE)
 
 
-def test_within_an_edge_a_window_stands_where_its_tokens_are() -> None:
-    """The node holds tokens 20 to 30, those above the others."""
-    assert Scene(Window).hold(0, 10, 20, 30).find(25) == (25, Miss.NONE)
-    assert Scene(Window).hold(0, 30).find(25) == (0, Miss.WINDOW_PASSED)
-    assert Scene(Window, ends=(30,)).hold(0, 30).find(25) == (0, Miss.WINDOW_PASSED)
-    assert Scene(Window, ends=(12,)).hold(0, 12).find(7) == (7, Miss.NONE)
-
-
-def test_a_window_is_made_of_the_nodes_that_it_reaches_back_to() -> None:
-    assert Scene(Window).hold(0, 20, 30).find(30) == (30, Miss.NONE)
-    assert Scene(Window).hold(0, 10, 30).find(30) == (10, Miss.WINDOW_PASSED)
-    assert Scene(Window).hold(0, 20, 30).find(25) == (25, Miss.NONE)
-    assert Scene(Window).hold(0, 20, 30).find(24) == (0, Miss.WINDOW_PASSED)
-    assert Scene(Window).hold(0, 10).hold(0, 30, start=15).find(30) == (30, Miss.NONE)
-
-
 @pytest.mark.parametrize(("back", "reached"), [(0, 15), (15, 15), (16, 0)])
 def test_a_layer_that_can_go_back_by_itself_needs_no_piece(back: int, reached: int) -> None:
     found, why = Scene(Window, offset=18, back=back).find(15, common=15)
     assert (found, why) == (reached, Miss.NONE if reached else Miss.WINDOW_PASSED)
 
 
-def test_the_reason_is_why_not_the_whole_match() -> None:
-    """The window fails at 30, the state at 20; at 10 both stand."""
-    scene = Scene(Slices, State, Window).hold(0, 10, 20, 30).hold(1, 10, 30).hold(2, 10, 20)
-    assert scene.find(30) == (10, Miss.WINDOW_PASSED)
-    assert scene.find(20) == (10, Miss.NON_TRIMMABLE)
+WINDOW_ENDS = (10, 12, 20, 30)
+WAYS = [
+    # only what is missing moves in
+    (Scene(Slices, offset=10).hold(0, 10, 20, 30), 30, 10, ["in 20 30"]),
+    (Scene(Slices, offset=10).hold(0, 10, 20, 30), 20, 10, ["in 20"]),
+    (Scene(Slices).hold(0, 10, 20, 30), 20, 0, ["in 10 20"]),
+    # slices go back to where the paths part
+    (Scene(Slices, offset=40).hold(0, 10, 20, 30), 30, 10, ["back to 10", "in 20 30"]),
+    (Scene(Slices, offset=40), 20, 30, ["back to 20"]),
+    # a window moves in from the nodes that it reaches back to
+    (Scene(Window, offset=40, ends=WINDOW_ENDS).hold(0, *WINDOW_ENDS), 30, 0, ["left", "in 20 30"]),
+    (Scene(Window, offset=40, ends=WINDOW_ENDS).hold(0, *WINDOW_ENDS), 20, 0, ["left", "in 10 12 20"]),
+    (Scene(Window, offset=40).hold(0, 10).hold(0, 30, start=15), 30, 0, ["left", "in 30"]),
+    # it goes back by itself if it can
+    (Scene(Window, offset=12, back=0).hold(0, 10), 10, 10, ["left", "back to 10"]),
+    (Scene(Window, offset=12, back=0).hold(0, 10), 10, 5, ["left", "in 10"]),
+    # layers leave live snapshots before anything moves; slices look after themselves
+    (Scene(Slices, State, offset=40).hold(0, 10, 20).hold(1, 20), 20, 10, ["left", "back to 10", "in 20", "in 20"]),
+]
 
 
-# --- go
-
-
-def test_only_what_is_missing_moves_in() -> None:
-    assert Scene(Slices, offset=10).hold(0, 10, 20, 30).go(30, common=10) == ["in 20 30"]
-    assert Scene(Slices, offset=10).hold(0, 10, 20, 30).go(20, common=10) == ["in 20"]
-    assert Scene(Slices).hold(0, 10, 20, 30).go(20) == ["in 10 20"]
-
-
-def test_slices_go_back_to_where_the_paths_part() -> None:
-    assert Scene(Slices, offset=40).hold(0, 10, 20, 30).go(30, common=10) == ["back to 10", "in 20 30"]
-    assert Scene(Slices, offset=40).go(20, common=30) == ["back to 20"]
-
-
-def test_a_window_moves_in_from_the_nodes_that_it_reaches_back_to() -> None:
-    ends = (10, 12, 20, 30)
-    assert Scene(Window, offset=40, ends=ends).hold(0, *ends).go(30) == ["left", "in 20 30"]
-    assert Scene(Window, offset=40, ends=ends).hold(0, *ends).go(20) == ["left", "in 10 12 20"]
-    assert Scene(Window, offset=40).hold(0, 10).hold(0, 30, start=15).go(30) == ["left", "in 30"]
-
-
-def test_a_window_goes_back_by_itself_if_it_can() -> None:
-    assert Scene(Window, offset=12, back=0).hold(0, 10).go(10, common=10) == ["left", "back to 10"]
-    assert Scene(Window, offset=12, back=0).hold(0, 10).go(10, common=5) == ["left", "in 10"]
-
-
-def test_what_is_live_is_left_before_anything_moves() -> None:
-    """Slices look after themselves."""
-    scene = Scene(Slices, State, offset=40).hold(0, 10, 20).hold(1, 20)
-    assert scene.go(20, common=10) == ["left", "back to 10", "in 20", "in 20"]
+@pytest.mark.parametrize(("scene", "at", "common", "notes"), WAYS)
+def test_the_way_of_the_layers_to_an_offset(scene: Scene, at: int, common: int, notes: list[str]) -> None:
+    assert scene.go(at, common) == notes
 
 
 def test_deepest_offset_and_restore_to_agree_on_every_scene() -> None:
     """Wherever `find` says that layers can stand, `go` takes them."""
-    for kind in (State, Window):
-        for held in range(8):
-            for stood in range(8):
-                for common in (0, 10, 20):
-                    ends = [10, 20, 30]
-                    slices = [end for bit, end in enumerate(ends) if held >> bit & 1]
-                    others = [end for bit, end in enumerate(ends) if stood >> bit & 1]
-                    scene = Scene(Slices, kind, offset=40).hold(0, *slices).hold(1, *others)
-                    at, _ = scene.find(30, common)
-                    scene.go(at, common)
+    for kind, held, stood, common in product((State, Window), range(8), range(8), (0, 10, 20)):
+        slices, others = ([end for bit, end in enumerate((10, 20, 30)) if bits >> bit & 1] for bits in (held, stood))
+        scene = Scene(Slices, kind, offset=40).hold(0, *slices).hold(1, *others)
+        at, _ = scene.find(30, common)
+        scene.go(at, common)

@@ -99,7 +99,7 @@ def test_what_others_come_back_to_is_copied_out_before_a_round(family: str, prom
 
 
 @everyone
-@pytest.mark.parametrize("broken", ["advance", "revert"])
+@pytest.mark.parametrize("broken", ["count_forward", "revert"])
 def test_a_session_that_cannot_go_back_has_failed(family: str, broken: str) -> None:
     users = Together(family)
     users.turn([9, 8, 7])
@@ -135,9 +135,6 @@ def test_others_share_what_is_certain_while_a_round_is_open(family: str) -> None
     first.close()
     second.close()
     contents(users)
-
-
-# --- the contract of every cache
 
 
 def session_of(kind: str, prompt: list[int], *layers: type[FakeLayer]) -> Session:

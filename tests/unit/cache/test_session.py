@@ -1,6 +1,6 @@
 """The contract of every cache: the registry, the plan of a prefill, one session at a time.
 
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+Scenarios: docs/internals/cache.md, 8.
 """
 
 from collections.abc import Sequence

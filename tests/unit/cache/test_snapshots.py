@@ -1,18 +1,14 @@
 """Snapshots of any layer: free while they are live, their own bytes once copied out. Slices and states move when they
-come back; a tail is copied, and stays.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+come back; a tail is copied, and stays. Scenarios: docs/internals/cache.md, 8.
 """
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import cast
 
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import adapt
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import Ledger, complete
@@ -34,33 +30,16 @@ from tests.lib.layer_caches import (
     layer,
     ledger,
     paged_out,
-    positions,
     taken,
     write,
+    write_unseen,
 )
 from tests.lib.memory import held_bytes
 
+pytestmark = pytest.mark.usefixtures("exact_bytes")
 SLACK = 16384  # what an array may be larger than its bytes
 
 
-@pytest.fixture(autouse=True)
-def exact_buffers() -> Iterator[None]:
-    """Keeps MLX from reusing freed buffers, which may be two pages larger than each array in them."""
-    limit = mx.set_cache_limit(0)
-    yield
-    mx.set_cache_limit(limit)
-
-
-def forward(state: LayerState, first: int) -> None:
-    """A write of one token, without a look at what is there."""
-    cast("Appending", state.layer).update_and_fetch(positions(first, 1), -positions(first, 1))
-    mx.eval(state.arrays())
-
-
-# --- copies
-
-
-@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("heads", [1, 8])
 @pytest.mark.parametrize("kind", ["plain", "window", "generic", "chunk", "arrays"])
 def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None:  # scenarios 45 and 73
@@ -74,7 +53,7 @@ def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None
         layer_cache[0], layer_cache[1] = entries[:, :, -3:], entries[:, :, :4080]  # as convolutions leave them
     else:
         cast("Appending", layer_cache).update_and_fetch(entries, -entries)
-    state.advance(4090)
+    state.count_tokens(4090)
     mx.eval(state.arrays())
     del entries
     snapshot = taken(state)
@@ -99,13 +78,10 @@ def test_copying_out_is_evaluated_at_once(kind: str) -> None:
     complete(state.page_out())
     assert snapshot.nbytes == ledger(state)[1] > 0
     buffers = state.nbytes
-    after, peak = allocated(lambda: forward(state, 4000))
+    after, peak = allocated(lambda: write_unseen(state, 4000))
     assert after <= SLACK
     if kind != "exact":  # which makes new buffers at every write
         assert peak <= buffers // 10
-
-
-# --- live
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,9 +113,6 @@ def test_a_live_snapshot_costs_nothing(kind: str) -> None:  # scenarios 32 and 2
     assert held(state) == list(range(6))
 
 
-# --- copied out, and back
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_write_copies_out_what_it_destroys(kind: str) -> None:  # scenario 36
     """A state is destroyed by any write; slices only by writes at an offset before their end."""
@@ -159,7 +132,6 @@ def test_the_next_write_copies_out_what_it_destroys(kind: str) -> None:  # scena
     assert ledger(state) == (1, snapshot.nbytes)
 
 
-@pytest.mark.usefixtures("exact_bytes")
 @pytest.mark.parametrize("kind", MOVED)
 def test_a_restore_moves_the_bytes(kind: str) -> None:
     """The layer is restored bit by bit after another conversation; then only the layer holds the bytes."""
@@ -186,6 +158,21 @@ def test_a_restore_moves_the_bytes(kind: str) -> None:
     state.restore([snapshot])
     assert held(state) == list(range(6))
     assert write(state, 1)[-7:] == list(range(7))
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize(("kind", "begin"), [("window", 2), ("chunk", 8), ("arrays", 9), ("generic", 9)])
+def test_nothing_is_cut_off_before_the_first_token(kind: str, begin: int, live: bool) -> None:  # scenarios 41 and 18
+    state = layer(kind)
+    write(state, 10)
+    snapshot = taken(state) if live else paged_out(state)
+    assert snapshot.start == begin == state.needs(10)
+    for at in (0, 1, begin):
+        assert snapshot.split(at) == (None, snapshot)
+    for at in (10, 11):
+        with pytest.raises(ValueError, match="cannot cut"):
+            snapshot.split(at)
+    assert (snapshot.start, snapshot.stop, snapshot.live, ledger(state)[0]) == (begin, 10, live, 1)
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -223,9 +210,6 @@ def test_what_is_live_is_not_overwritten(kind: str) -> None:
     complete(state.page_out())
     state.restore([older])
     assert held(state) == [0, 1, 2]
-
-
-# --- several layers, one for each session
 
 
 def pair(kind: str) -> tuple[LayerState, LayerState]:

@@ -1,6 +1,6 @@
 """States of which nothing can be taken back: ArraysCache, and every class that only the generic adapter serves.
 
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+Scenarios: docs/internals/cache.md, 8.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import Miss
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import Ledger, complete
@@ -16,7 +15,7 @@ from runner.cache.layers.states import GenericState, RecurrentState
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
-from tests.lib.layer_caches import adapted, held, layer, ledger, paged_out, taken, write
+from tests.lib.layer_caches import adapted, held, layer, paged_out, taken, write
 from tests.lib.memory import held_bytes
 
 
@@ -24,9 +23,6 @@ from tests.lib.memory import held_bytes
 def state(request: pytest.FixtureRequest) -> LayerState:
     """A fresh layer of each kind that counts its tokens here."""
     return layer(request.param)
-
-
-# --- one offset
 
 
 def test_a_state_stands_for_its_offset_only(state: LayerState) -> None:  # scenario 41
@@ -59,26 +55,12 @@ def test_a_state_takes_its_own_kind_only(state: LayerState) -> None:
     assert (state.offset, held(state)) == (3, [0, 1, 2])
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_a_state_is_not_cut(state: LayerState, live: bool) -> None:  # scenarios 41 and 18
-    write(state, 7)
-    snapshot = taken(state) if live else paged_out(state)
-    for at in (0, 1, 3, 6):
-        nothing, rest = snapshot.split(at)
-        assert nothing is None
-        assert rest is snapshot
-    for at in (7, 8):
-        with pytest.raises(ValueError, match="cannot cut"):
-            snapshot.split(at)
-    assert (snapshot.live, ledger(state)[0]) == (live, 1)
-
-
 def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
     """An in-place write changes the array *object*."""
     layer_cache = ArraysCache(1)
     layer_cache[0] = mx.zeros((1, 8))
     state = adapted(layer_cache)
-    state.advance(8)
+    state.count_tokens(8)
     snapshot = taken(state)
     for _ in range(2):
         complete(state.page_out())
@@ -87,15 +69,12 @@ def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
         assert mx.array_equal(layer_cache[0], mx.zeros((1, 8)))
 
 
-# --- ArraysCache
-
-
 def test_a_restored_state_belongs_to_no_batch() -> None:
     layer_cache = ArraysCache(2)
     state = adapted(layer_cache)
     assert isinstance(state, RecurrentState)
     layer_cache[0] = mx.full((1, 3, 4), 7.0)
-    state.advance(7)
+    state.count_tokens(7)
     snapshot = taken(state)
     assert len(state.arrays()) == 1
     complete(state.page_out())
@@ -119,16 +98,13 @@ def test_a_convolution_state_keeps_no_forward_alive(adapter: Callable[[object], 
     mx.eval(layer_cache[0])
     del forward
     before = held_bytes()
-    state.advance(4000)
+    state.count_tokens(4000)
     snapshot = taken(state)
     complete(state.page_out())
     assert snapshot.nbytes == 3 * 64 * 4
     state.restore([snapshot])
     mx.eval(state.arrays())
     assert held_bytes() < before - 900_000
-
-
-# --- unknown classes
 
 
 class Strange(KVCache):

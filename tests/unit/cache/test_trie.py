@@ -7,7 +7,7 @@ Its snapshots are pieces that know which tokens they stand for and count what ha
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, Tokens, keys, spelled
-from runner.cache.trie import Found, PrefixTrie
+from runner.cache.trie import PrefixTrie
 
 
 class Pieces:
@@ -28,30 +28,27 @@ class Pieces:
 
 class Piece(Snapshot):
     """A snapshot that knows the tokens it stands for: those of its edge if it is a slice, all up to its end if it is a
-    state. One byte a token, none while it is live."""
+    state. One byte a token."""
 
-    def __init__(self, pieces: Pieces, start: int, content: Sequence[int], *, live: bool = False) -> None:
+    live = False
+
+    def __init__(self, pieces: Pieces, start: int, content: Sequence[int]) -> None:
         self.start = start
         self.stop = start + len(content)
         self.content = list(content)
         self.closed = False
-        self._live = live
         self._pieces = pieces
         pieces.open += 1
 
     @property
-    def live(self) -> bool:
-        return self._live
-
-    @property
     def nbytes(self) -> int:
-        return 0 if self._live else len(self.content)
+        return len(self.content)
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         cut = at - self.start
         assert 0 < cut < len(self.content)
         self.close()
-        return self._made(self.start, self.content[:cut]), self._made(at, self.content[cut:])
+        return Piece(self._pieces, self.start, self.content[:cut]), Piece(self._pieces, at, self.content[cut:])
 
     def after(self, first: Snapshot | None) -> Snapshot | None:
         self.close()
@@ -60,19 +57,13 @@ class Piece(Snapshot):
         assert isinstance(first, Piece)
         assert first.stop == self.start
         first.close()
-        return self._made(first.start, first.content + self.content)
-
-    def page_out(self) -> None:
-        self._live = False
+        return Piece(self._pieces, first.start, first.content + self.content)
 
     def close(self) -> None:
         if self.closed:
             raise RuntimeError("closed twice")
         self.closed = True
         self._pieces.open -= 1
-
-    def _made(self, start: int, content: Sequence[int]) -> Snapshot:
-        return Piece(self._pieces, start, content, live=self._live)
 
 
 class State(Piece):
@@ -105,14 +96,14 @@ class Grove:
 
     def go_on(self, node: Node, *tokens: int) -> Node:
         """Tokens after `node`; returns the last node."""
-        for passed in self.trie.advance(node, keys(tokens)):
+        for passed in self.trie.extend(node, keys(tokens)):
             passed.slots = passed.slots or [Piece(self.pieces, passed.start, passed.tokens), None, None]
             node = passed
         if node.slots[2] is None:
             node.slots[2] = State(self.pieces, spelled(node.path()))
         return node
 
-    def find(self, *tokens: int, salt: str = "") -> Found:
+    def find(self, *tokens: int, salt: str = "") -> tuple[list[Node], int]:
         return self.trie.match(self.trie.root(salt), keys(tokens))
 
     def check(self) -> None:
@@ -140,30 +131,12 @@ def contents(node: Node) -> list[list[int] | None]:
     return [held.content if isinstance(held, Piece) else None for held in node.slots]
 
 
-# --- finding
-
-
-def test_a_match_finds_the_right_branch() -> None:
-    """Scenario 16."""
-    grove = Grove()
-    one, two = grove.put(1, 2, 3), grove.put(4, 5, 6)
-    assert grove.find(1, 2, 3, 9) == Found([grove.trie.root(), one], 3)
-    assert grove.find(4, 5, 6) == Found([grove.trie.root(), two], 3)
-    assert grove.find(7, 1, 2) == Found([grove.trie.root()], 0)
-    assert grove.find() == Found([grove.trie.root()], 0)
-
-
 def test_salts_share_nothing() -> None:
     grove = Grove()
     grove.put(1, 2, 3)
     other = grove.put(1, 2, 4, salt="adapter")
-    assert grove.find(1, 2, 3).matched == 3
-    assert grove.find(1, 2, 3, salt="adapter").matched == 2
-    assert grove.find(1, 2, 3, salt="third").matched == 0
-    assert set(grove.trie.nodes()) == {grove.find(1, 2, 3).path[-1], other}
-
-
-# --- cutting
+    assert [grove.find(1, 2, 3, salt=salt)[1] for salt in ("", "adapter", "third")] == [3, 2, 0]
+    assert set(grove.trie.nodes()) == {grove.find(1, 2, 3)[0][-1], other}
 
 
 def test_a_split_cuts_slices_and_leaves_states_below() -> None:
@@ -194,63 +167,46 @@ def test_a_split_keeps_locks_age_and_origin_on_both_halves(restored: bool) -> No
     assert [each.locks for each in node.path()] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("at", [-1, 0, 3, 4])
-def test_a_cut_outside_the_edge_is_refused(at: int) -> None:
+def test_changes_that_would_break_the_trie_are_refused() -> None:  # scenarios 21 and 22
     grove = Grove()
-    node = grove.put(1, 2, 3)
-    with pytest.raises(ValueError, match=r"cannot cut <0\.\.3>"):
-        grove.trie.split(node, at)
-    with pytest.raises(ValueError, match=r"cannot cut <0\.\.0>"):
-        grove.trie.split(grove.trie.root(), at)
-    grove.check()
+    trie, inner = grove.trie, grove.put(1, 2, 3)
+    leaf, _, locked, empty = grove.go_on(inner, 3), grove.go_on(inner, 4), grove.put(5), trie.root("empty")
+    trie.lock(locked)
+    refused: list[tuple[str, Callable[..., object], *tuple[object, ...]]] = [
+        *((r"cannot cut <0\.\.3>", trie.split, inner, at) for at in (-1, 0, 3, 4)),
+        (r"cannot cut <0\.\.0>", trie.split, trie.root(), 1),
+        *(("cannot merge", trie.merge, node) for node in (trie.root(), leaf, inner)),
+        *(("cannot remove", trie.remove, node) for node in (trie.root(), empty, inner, locked)),
+        (r"<3\.\.4> is not locked", trie.unlock, leaf),
+    ]
+    for message, change, *arguments in refused:
+        with pytest.raises(ValueError, match=message):
+            change(*arguments)
+        grove.check()
+    assert [node.locks for node in (trie.root(), inner, leaf, locked)] == [1, 0, 0, 1]
 
 
-# --- joining
+def test_a_fork_offers_the_way_that_was_used_last() -> None:
+    trie = PrefixTrie()
+    first, second = trie.extend(trie.root(), keys([1, 2, 3, 4])), trie.extend(trie.root(), keys([1, 2, 7, 8]))
+    for used, expected in ((first, [3, 4]), (second, [7, 8])):
+        trie.touch(used)
+        assert trie.continuation(trie.root(), keys([1, 2]), 9).tolist() == expected
 
 
-def test_a_merge_needs_exactly_one_child() -> None:
-    """Scenario 21."""
-    grove = Grove()
-    node = grove.put(1, 2)
-    for refused in (grove.trie.root(), node):
-        with pytest.raises(ValueError, match="cannot merge"):
-            grove.trie.merge(refused)
-    grove.go_on(node, 3)
-    grove.go_on(node, 4)
-    with pytest.raises(ValueError, match="cannot merge"):
-        grove.trie.merge(node)
-    grove.check()
+def test_any_continuation_is_a_path_of_the_trie() -> None:
+    numbers, trie, texts = random.Random(5), PrefixTrie(), []
+    for _ in range(200):
+        text = [numbers.randrange(3) for _ in range(numbers.randint(1, 12))]
+        texts.append(text)
+        trie.touch(trie.extend(trie.root(), keys(text)))
+        begun = [numbers.randrange(3) for _ in range(numbers.randint(0, 6))]
+        found = trie.continuation(trie.root(), keys(begun), numbers.randint(1, 5)).tolist()
+        whole = begun + found
+        longer = [text for text in texts if text[: len(begun)] == begun and len(text) > len(begun)]
+        assert bool(found) == bool(longer)
+        assert any(text[: len(whole)] == whole for text in texts) or not found
 
-
-# --- what goes
-
-
-def test_roots_inner_and_locked_nodes_are_not_removed() -> None:
-    """Scenario 22."""
-    grove = Grove()
-    inner = grove.put(1, 2)
-    leaf = grove.go_on(inner, 3)
-    locked = grove.put(4)
-    grove.trie.lock(locked)
-    for refused in (grove.trie.root(), grove.trie.root("empty"), inner, locked):
-        with pytest.raises(ValueError, match="cannot remove"):
-            grove.trie.remove(refused)
-    grove.trie.unlock(locked)
-    for node in (locked, leaf, inner):
-        grove.trie.remove(node)
-    grove.check()
-
-
-def test_unlocking_what_is_not_locked_is_refused() -> None:
-    grove = Grove()
-    leaf = grove.go_on(inner := grove.put(1, 2), 3)
-    grove.trie.lock(inner)
-    with pytest.raises(ValueError, match=r"<2\.\.3> is not locked"):
-        grove.trie.unlock(leaf)
-    assert [node.locks for node in leaf.path()] == [1, 1, 0]
-
-
-# --- whatever is done to it
 
 words = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
@@ -318,7 +274,7 @@ class Work(RuleBasedStateMachine):
         self.grove.trie.unlock(self.locked.pop(which % len(self.locked)))
 
     @rule(probe=words)
-    def match(self, probe: list[int]) -> None:
+    def match(self, probe: list[int]) -> None:  # scenario 16
         path, matched = self.grove.find(*probe)
         assert matched == max(_common(probe, seen) for seen in self.known)
         assert list(spelled(path)[:matched]) == probe[:matched]
@@ -327,7 +283,7 @@ class Work(RuleBasedStateMachine):
     @invariant()
     def everything_put_in_is_found(self) -> None:
         for seen in self.known:
-            assert self.grove.find(*seen).matched == len(seen)
+            assert self.grove.find(*seen)[1] == len(seen)
 
     @invariant()
     def the_structure_holds(self) -> None:
@@ -374,8 +330,6 @@ def test_any_work_on_the_trie_keeps_what_was_put_in() -> None:
     run_state_machine_as_test(Work, settings=limits)
 
 
-# --- what it costs (scenario 75)
-
 NODES, PROMPT = 10_000, 100_000
 
 
@@ -394,7 +348,7 @@ def _chain(tokens: Tokens, edge: int) -> PrefixTrie:
     trie = PrefixTrie()
     node = trie.root()
     for at in range(0, len(tokens), edge):
-        (node,) = trie.advance(node, tokens[at : at + edge])
+        (node,) = trie.extend(node, tokens[at : at + edge])
     return trie
 
 

@@ -1,8 +1,7 @@
 """The trie cache over fake layers when memory is short: what goes, what stays, and what is said about it.
 
 A token is a byte in each layer, and a recurrent state STATE_BYTES; K has two layers of tokens, R one and a state.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+Scenarios: docs/internals/cache.md, 8.
 """
 
 import logging
@@ -12,14 +11,10 @@ import pytest
 
 from tests.lib.fakes import FAMILIES, STATE_BYTES
 from tests.lib.story import At, Conversation, Every
+from tests.lib.together import own
 
 PREFIX = [1, 2, 3, 4, 5]
 everyone = pytest.mark.parametrize("family", FAMILIES)
-
-
-def own(user: int) -> list[int]:
-    """Returns ten tokens that only this user says."""
-    return [user * 100 + word for word in range(10)]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -1,8 +1,7 @@
 """Faults in the trie cache, over fake layers: the next request is right, whatever broke, and when.
 
 A fault in any call of anything, while others have sessions open, is in tests/model/cache/test_trie_together_faults.py.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+Scenarios: docs/internals/cache.md, 8.
 """
 
 import logging
@@ -12,7 +11,7 @@ import pytest
 from runner.cache.layer_interface import Miss
 from runner.cache.sequence import SequenceLayers
 from tests.lib.breaking import breaking
-from tests.lib.fakes import FAMILIES, FakeState
+from tests.lib.fakes import FAMILIES
 from tests.lib.story import Conversation, Every
 
 A = list(range(1, 21))
@@ -72,14 +71,3 @@ def test_what_cannot_be_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None
         users.turn(A)
     assert caplog.records[-1].message == "cache freed: a conversation could not be kept"
     assert users.turn(A).miss == Miss.EMPTY
-
-
-def test_a_trie_that_breaks_while_a_prompt_runs_is_given_up() -> None:
-    """A node that is half joined must not be met again."""
-    users = Conversation("R", "trie", policy=Every(8))
-    users.turn(A)
-    users.trie.budget_bytes = users.cache.nbytes + 10  # so that a state has to go for another conversation
-    with breaking(FakeState, "after", 0), pytest.raises(MemoryError):
-        users.turn(range(100, 130))
-    assert (users.shape, users.record) == ("", [])
-    users.turn(range(100, 130))

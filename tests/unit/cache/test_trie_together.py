@@ -13,18 +13,10 @@ from runner.cache.session import TrieSession
 from runner.numbers.cache import cache_nodes
 from tests.lib.fakes import FAMILIES, FakeKV
 from tests.lib.story import BranchOnly, Every
-from tests.lib.together import Client, Together
+from tests.lib.together import Client, Together, own
 
 PREFIX = list(range(1, 41))
 everyone = pytest.mark.parametrize("family", FAMILIES)
-
-
-def own(user: int, count: int = 6) -> list[int]:
-    """Returns tokens that only this user says."""
-    return [user * 100 + word for word in range(count)]
-
-
-# --- bytes
 
 
 @everyone
@@ -58,9 +50,6 @@ def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     assert shared.slots[0].live
     owned = {"K": 2, "S": 1 + 4 + 1, "R": 1 + 16 + 16}[family]  # the first one's own token, states of the two ends
     assert users.cache.paged_bytes == owned
-
-
-# --- conversations that take turns
 
 
 def talks(users: Together, begin: list[int]) -> list[TrieSession]:
@@ -118,8 +107,6 @@ def test_parked_layers_take_over_what_they_share(family: str) -> None:
     assert users.nodes == [shared, first.node]
     assert shared.slots[0] in first.sequence.live()
 
-
-# --- ends
 
 ENDS: dict[str, Callable[[Client], None]] = {
     "close": Client.close,

@@ -4,14 +4,11 @@ A token is a byte in each layer of tokens, and a recurrent state 16. What open s
 all else goes, the stack that was kept first.
 """
 
-from collections.abc import Callable
-from itertools import permutations
-
 import pytest
 
 from tests.lib.fakes import FAMILIES, STATE_BYTES
 from tests.lib.story import Every
-from tests.lib.together import Client, Together
+from tests.lib.together import Client, Together, own
 
 PREFIX = list(range(1, 13))
 everyone = pytest.mark.parametrize("family", FAMILIES)
@@ -20,10 +17,6 @@ TOKEN = {"K": 2, "S": 1, "R": 1, "P": 0}
 STATE = {"K": 0, "S": 4, "R": STATE_BYTES, "P": 2 * STATE_BYTES}
 """Bytes of the state at the end of a node, by family."""
 MUCH = 10_000
-
-
-def own(user: int, count: int = 10) -> list[int]:
-    return [user * 100 + word for word in range(count)]
 
 
 def crowd(family: str, budget: int | None = None) -> tuple[Together, list[Client]]:
@@ -52,9 +45,6 @@ def test_all_goes_but_what_is_in_use(family: str) -> None:
         client.say(7).close()
 
 
-# --- batches
-
-
 @everyone
 def test_batches_take_the_room_of_what_is_kept(family: str) -> None:
     users, clients = crowd(family)
@@ -72,9 +62,6 @@ def test_batches_take_the_room_of_what_is_kept(family: str) -> None:
     for client in clients:
         client.close()
     assert users.cache.nbytes <= budget
-
-
-# --- who may come in
 
 
 @everyone
@@ -118,23 +105,3 @@ def test_before_the_first_forward_only_one_comes_in() -> None:
     assert not users.cache.admits(20)
     first.read(chunks=1)
     assert users.cache.admits(20)
-
-
-# --- afterwards
-
-
-@everyone
-@pytest.mark.parametrize("budget", [0, 30, 60, 100])
-def test_when_all_are_closed_the_budget_holds(family: str, budget: int) -> None:
-    """In every order, some of them cut short; `check` compares the bytes when all are closed."""
-    for place, order in enumerate(permutations(range(3))):
-        users = Together(family, budget=budget, policy=Every(8))
-        clients = [users.begin([*PREFIX, *own(user, 20)]) for user in range(3)]
-        for client in clients:
-            client.say(7, 8)
-        ends: list[Callable[[Client], None]] = [Client.close, Client.fail, Client.close]
-        for user in order:
-            ends[(user + place) % 3](clients[user])
-        assert users.cache.nbytes <= budget
-        users.turn([*PREFIX, 5])
-        assert budget or (users.cache.nbytes, users.shape) == (0, "")

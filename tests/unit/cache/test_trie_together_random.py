@@ -48,10 +48,11 @@ out_of_round = precondition(lambda self: any(not client.session.in_round for cli
 
 
 class Users(RuleBasedStateMachine):
-    """Up to four at a time."""
+    """Up to four at a time. The rules that would compute something else leave a user in a round alone."""
 
     family: ClassVar[str]
     steps: ClassVar[int]
+    rounds: ClassVar[int]
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,24 +128,6 @@ class Users(RuleBasedStateMachine):
         self.users.check()
         assert self.users.cache.nbytes == 0
 
-    def teardown(self) -> None:
-        self.users.reserve(0)
-        while self.users.clients:
-            self.users.clients[0].close()
-
-    def _talk(self, who: int) -> Client:
-        return self.users.clients[who % len(self.users.clients)]
-
-    def _prompt(self, which: int, share: float, new: list[int]) -> list[int]:
-        said = self.said[which % len(self.said)]
-        return [*said[: int(len(said) * share)], *new][-120:]
-
-
-class Drafters(Users):
-    """A user in a round is left alone by the rules that would compute something else."""
-
-    rounds: ClassVar[int]
-
     @out_of_round
     @rule(who=pick, plan=st.lists(st.tuples(drafted, st.integers(1, 7)), min_size=1, max_size=5), stay=st.booleans())
     def draft(self, who: int, plan: list[tuple[list[int], int]], stay: bool) -> None:
@@ -201,10 +184,19 @@ class Drafters(Users):
             among[0].accept(1)
         return among[who % len(among)]
 
+    def teardown(self) -> None:
+        self.users.reserve(0)
+        while self.users.clients:
+            self.users.clients[0].close()
+
+    def _prompt(self, which: int, share: float, new: list[int]) -> list[int]:
+        said = self.said[which % len(self.said)]
+        return [*said[: int(len(said) * share)], *new][-120:]
+
 
 def run(family: str, examples: int, steps: int, derandomize: bool, shrink: bool = True) -> int:
     """Runs machines; returns how many sessions and rounds they began, whichever is less."""
-    machine = type("Machine", (Drafters,), {"family": family, "steps": 0, "rounds": 0})
+    machine = type("Machine", (Users,), {"family": family, "steps": 0, "rounds": 0})
     stories = limits(examples, steps, derandomize=derandomize, shrink=shrink)
     run_state_machine_as_test(machine, settings=stories)
     return min(machine.steps, machine.rounds)  # type: ignore[attr-defined, no-any-return]

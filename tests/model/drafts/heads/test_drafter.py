@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter

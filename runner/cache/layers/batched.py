@@ -1,10 +1,9 @@
-"""Several rows in one forward: their keys and values in `KVRows`, their recurrent states in an ArraysCache of several
-rows."""
+"""Several rows in one forward: keys and values in `KVRows`, recurrent states in an ArraysCache of several rows."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
@@ -15,24 +14,18 @@ from runner.cache.layers.rows import KVRows, Places
 from runner.cache.layers.scans import RoundReads, States, watched
 from runner.cache.layers.snapshot import Ledger
 
-_PIECE_BYTES, _PIECES = 1 << 24, 32  # of a batch that grows: a piece has as many bytes, or this part of all
+_PIECE_BYTES, _PIECES = 1 << 24, 32  # a batch grows in pieces of 16 MB, or of a 32nd of it if that is more
 
 
 def staying(count: int, leaving: Collection[int]) -> list[int]:
-    """Returns which of `count` rows stay, the last ones in the places of those that leave."""
+    """Returns the rows that stay of `count`: the last rows take the places of leaving ones."""
     rows = [row for row in range(count) if row not in leaving]
     kept = len(rows)
     return [row if row not in leaving else rows.pop() for row in range(kept)]
 
 
-class BatchCache(Protocol):
-    """The methods that caches of several rows share."""
-
-    def extend(self, other: "BatchCache") -> None: ...
-
-    def filter(self, batch_indices: list[int]) -> None: ...
-
-
+BatchCache: TypeAlias = KVRows | ArraysCache
+"""A cache of several rows."""
 AnyCache = TypeVar("AnyCache")
 
 
@@ -48,7 +41,7 @@ def unbatchable_layers(layers: list[object]) -> str:
 
 
 HeldStates = Sequence[tuple[ArraysCache, States]]
-"""Layers and what they held."""
+"""Layers with the states that they held."""
 
 
 class BatchedLayers:
@@ -63,12 +56,9 @@ class BatchedLayers:
     """The `cache=` argument of the model's forward, with tokens [B, L]."""
 
     def __init__(self, rows: Sequence[list[object]], spare: int = 0) -> None:
-        """`rows` are batchable cache lists of one model, which have seen at least one token each. They may go back by
-        `spare` tokens, by `go_back`.
-
-        Raises ValueError if they cannot be joined: a layer cache occurs twice in a list, or only some rows have a
-        state.
-        """
+        """`rows` are batchable cache lists of one model, which have seen at least one token each. `go_back` may take
+        them back by `spare` tokens. Raises ValueError if a layer cache occurs twice in a list, or if only some rows
+        have a state."""
         self.layers = [_joined(same) for same in zip(*rows, strict=True)]
         self._count = len(rows)
         caches: list[object] = [*flatten(self.layers)]
@@ -79,7 +69,7 @@ class BatchedLayers:
         self._stateful = [cache for cache in caches if isinstance(cache, ArraysCache)]
         used = [cache for cache in caches if isinstance(cache, KVRows) and cache.keys is not None]
         self._growing = sorted(used, key=lambda cache: cache.window is None)
-        """Keys and values in the order in which they grow: those that take up most room last."""
+        """Keys and values in the order in which they grow: the largest last."""
         places = Places()
         for cache in self._growing:
             cache.spare, cache.places = spare, places
@@ -98,15 +88,15 @@ class BatchedLayers:
         for piece in self._pieces():
             for mine in piece:
                 _check_alike([mine, theirs := next(coming)])
-                mine.extend(theirs)
+                mine.extend(theirs)  # type: ignore[arg-type]  # they are of one class
             mx.eval(*map(arrays_of, piece))
         self._count += len(others)
 
     def make_room(self, rows: int, tokens: int) -> bool:
-        """Makes a piece of the room that is needed for `rows` rows, of at most `tokens` tokens, and for the next tokens
-        of all. Returns True once nothing is lacking."""
+        """Makes a piece of the room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all.
+        Returns True once nothing is lacking."""
         if not self._growing or self._growing[-1].has_room(rows, tokens):
-            return True  # as all before it
+            return True  # all before the last have room, too
         lacking = [cache for cache in self._growing if not cache.has_room(rows, tokens)]
         piece = next(_pieces(lacking, self.nbytes))
         for cache in piece:
@@ -115,8 +105,8 @@ class BatchedLayers:
         return self._growing[-1].has_room(rows, tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order: cheapest in that of `staying`. Raises ValueError unless they are at
-        least one, present, and different."""
+        """Keeps only these rows, in this order; the order of `staying` is the cheapest. Raises ValueError if there are
+        none, or if one is absent or occurs twice."""
         if not rows or sorted(rows) != sorted(set(rows) & set(range(self._count))):
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
         for piece in self._pieces():
@@ -130,20 +120,17 @@ class BatchedLayers:
             mx.eval(*map(arrays_of, piece))
         self._count = len(rows)
 
-    # --- what is not a number: attention multiplies columns that the mask hides by 0, and NaN stays NaN
-
     def wipe_rows(self, rows: Sequence[int]) -> None:
-        """Removes what these rows hold, which are to leave: others will take their places."""
+        """Puts zeros in place of rows with NaN that are about to leave: others will take their places, and attention
+        multiplies hidden columns by 0, which leaves NaN as it is."""
         for row in rows:
             for cache in self._growing:
                 cache.wipe_row(row)
 
     def wipe_columns(self, count: int) -> None:
-        """Removes what the last round, over `count` tokens, has left behind the ends of the rows."""
+        """Puts zeros in place of the last round, over `count` tokens, after the ends of the rows."""
         for cache in self._growing:
             cache.wipe_columns(count)
-
-    # --- rounds
 
     @contextmanager
     def draft_round(self, count: int) -> Iterator[None]:
@@ -155,8 +142,7 @@ class BatchedLayers:
 
     @property
     def may_accept(self) -> bool:
-        """True if, after the call of the model in a round, each row can stand after any of its tokens; else after none
-        of them."""
+        """True if each row can stand after any token of the round whose forward was built; otherwise after none."""
         return all(reads.known for _, reads in self._reads)
 
     def accept(self, counts: Sequence[int]) -> None:
@@ -167,28 +153,23 @@ class BatchedLayers:
             arrays.state = reads.states_after(counts), None, None
         self._marks, self._reads = [], []
 
-    # --- forwards over one token of each row, at most `spare`, that are taken back
-
     def states(self) -> HeldStates:
-        """Returns the states before these forwards; nothing if no layer has any."""
+        """Returns the states before forwards over one token of each row, at most `spare`, for `go_back`."""
         return [(cache, [*cache.cache]) for cache in self._stateful]
 
     def go_back(self, states: HeldStates, lengths: Sequence[int]) -> None:
-        """Brings these states back, and lets rows stand after `lengths` tokens, as many as they had before or, if there
-        are no states, more."""
+        """Brings these states back, and lets rows stand after `lengths` tokens: as many as they had with the states, or
+        more if there are no states."""
         for arrays, held in states:
             arrays.state = held, None, None
         for cache in self._growing:
             cache.stand(lengths)
 
-    # --- what they hold
-
     def _pieces(self) -> Iterator[Sequence[BatchCache]]:
         return _pieces(self.caches, self.nbytes)
 
     def arrays(self) -> list[mx.array]:
-        """Returns the states, which have to be evaluated beside the logits of a forward: these need all else that it
-        changes."""
+        """Returns the states. Evaluate them beside the logits of a forward, which depend on all its other changes."""
         return [array for cache in self._stateful for array in arrays_of(cache)]
 
     @property
@@ -198,7 +179,7 @@ class BatchedLayers:
 
     @property
     def nbytes_by_kind(self) -> tuple[int, int]:
-        """The bytes of keys and values, which grow with the tokens, and those of states, which do not."""
+        """The bytes of keys and values, which grow with the tokens, and of states, which do not."""
         kept = sum(cache.nbytes for cache in self._growing)
         return kept, self.nbytes - kept
 
@@ -212,31 +193,31 @@ def _joined(same: Sequence[object]) -> object:
         children = zip(*(cast("CacheList", each).caches for each in same), strict=True)
         return CacheList(*(_joined(child) for child in children))
     if type(first) is ArraysCache:
-        return _stacked(cast("Sequence[BatchCache]", same))
+        return _stacked(cast("Sequence[ArraysCache]", same))
     return KVRows.of(cast("Sequence[KVCache]", same))
 
 
-def _stacked(caches: Sequence[BatchCache]) -> BatchCache:
+def _stacked(caches: Sequence[ArraysCache]) -> ArraysCache:
     """Joins states in place of `ArraysCache.merge`, which takes a layer without its first state for an empty one,
     raises if no row has a state, and gives zeros to a row that lacks one, which a model may take for something else."""
     _check_alike(caches)
-    states = list(zip(*(cast("ArraysCache", cache).cache for cache in caches), strict=True))
+    states = list(zip(*(cache.cache for cache in caches), strict=True))
     batch = ArraysCache(len(states))
     for index, same in enumerate(states):
         batch[index] = None if same[0] is None else mx.concatenate(list(same))
-    return cast("BatchCache", batch)
+    return batch
 
 
 def _check_alike(caches: Sequence[BatchCache]) -> None:
-    """Raises ValueError if an ArraysCache has a state that another lacks."""
+    """Raises ValueError if an ArraysCache lacks a state of another."""
     held = {tuple(state is None for state in vars(cache).get("cache", ())) for cache in caches}
     if len(held) > 1:
         raise ValueError("a row lacks a state that another one has")
 
 
 def _pieces(caches: Sequence[AnyCache], batch_bytes: int) -> Iterator[Sequence[AnyCache]]:
-    """Yields the caches of a batch in groups that are changed and evaluated together: an evaluation takes a while,
-    whatever its size, and a group needs room for itself."""
+    """Yields the caches of a batch in groups to change and evaluate together: an evaluation takes a while, whatever its
+    size, and a group needs room for itself."""
     piece, held = list[AnyCache](), 0
     for cache in caches:
         piece.append(cache)
