@@ -1,5 +1,5 @@
-"""The name of a model's folder: whatever shapes its keys and values is in it, so nobody goes on with other numbers.
-And what is in such folders, for `mlx-runner check`."""
+"""The name of a model's folder: a digest of everything that shapes its keys and values, so that no process continues
+with numbers that another one would not have computed."""
 
 import importlib.metadata
 import json
@@ -12,24 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
-import msgspec
 
-from runner import __version__, cpu, json_files
+from runner import __version__, cpu
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.snapshot import Ledger
 from runner.device import device
-from runner.disk.files import Files
-from runner.disk.segment import VERSION, format_of
+from runner.disk.segment import VERSION
 from runner.disk.serialize import describe
-from runner.engine.parts import Facts
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Checkpoint
 from runner.settings import Settings
-from runner.sizes import counted, shown
 
 _DIGEST = re.compile(r"(?:sha256[-:])?([0-9a-f]{64})")
 _MOST_HEADER_BYTES = 100_000_000
-_MOST_ABOUT_BYTES = 1 << 20
 
 
 class Namespace(NamedTuple):
@@ -107,51 +102,3 @@ def _machine() -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-# --- The line of `mlx-runner check`.
-
-
-class KeptModel(msgspec.Struct, frozen=True):
-    """A model whose conversations are kept; one of other weights, versions or types counts as another."""
-
-    name: str
-    folder: str
-    files: int
-    bytes: int
-
-
-class DiskFacts(Facts, frozen=True, kw_only=True):
-    """The directory of the disk cache, the largest model first."""
-
-    directory: str
-    models: list[KeptModel]
-
-    @property
-    def text(self) -> str:
-        models = (
-            f"{model.name}, {shown(model.bytes)} in {counted(model.files, 'file')} ({model.folder})"
-            for model in self.models
-        )
-        return f"{self.directory}: {'; '.join(models) or 'empty'}"
-
-
-def disk_facts(directory: Path) -> DiskFacts:
-    """Returns what is in a directory. What cannot be read is left out."""
-    models = []
-    try:
-        folders = [name for name in Files().names(directory) if format_of(name) is not None]
-    except OSError:
-        folders = []
-    for folder in folders:
-        try:
-            sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
-            if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
-                continue  # perhaps of another kind: a pipe would never end
-            about = json_files.parse((directory / folder / "about.json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        name = about.get("model") if isinstance(about, dict) else None
-        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes.values())))
-    models.sort(key=lambda model: (-model.bytes, model.folder))
-    return DiskFacts(directory=str(directory), models=models)

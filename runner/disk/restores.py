@@ -12,8 +12,8 @@ from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import own
 from runner.cache.node import Tokens
 from runner.cache.trie_cache import TrieCache
-from runner.disk.reader import WORTH_TOKENS, Found, Wanted
 from runner.disk.segment import ENTRIES, TAIL, Layers, Record, Segment, SegmentError
+from runner.disk.segment_reader import WORTH_TOKENS, Found, Wanted
 from runner.disk.serialize import array_in, array_of, describe, kind_of, restored_snapshot
 from runner.disk.thread import DiskThread, Reading
 from runner.engine.request import Request

@@ -14,8 +14,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from runner.disk.files import Files
-from runner.disk.reader import Found, Reader, Wanted
 from runner.disk.segment import Name, Segment
+from runner.disk.segment_reader import Found, Reader, Wanted
 from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.logs import Log

@@ -1,31 +1,17 @@
-"""The disk cache as the engine sees it, and how it is made. Owner: the engine thread."""
+"""The disk cache as the engine sees it. Owner: the engine thread."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from protocol.stats import DiskCounts
-from runner.cache.trie_cache import TrieCache
-from runner.disk.files import Files
-from runner.disk.namespace import disk_facts, namespace_of
-from runner.disk.reader import Reader
 from runner.disk.restores import Restores
-from runner.disk.serialize import forms_of, moves_what_the_host_reads
-from runner.disk.store import SegmentStore
-from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
-from runner.disk.writer import UnsavedSegments, Writer
-from runner.engine.parts import Examined, Facts, Parts, Wing
+from runner.disk.writer import Writer
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.logs import Log
-from runner.settings import CheckSettings
-from runner.sizes import shown
 
 log = Log(__name__)
-_MOST_AGE_S = 30 * 86_400.0
-_MOST_WRITTEN = 100 << 30
-"""Bytes a day: a disk that lasts for 600 TB lasts 15 years."""
-_KNOWN_TOKENS = 64  # computed, until their speed says something
 
 
 class DiskTier:
@@ -108,81 +94,3 @@ class DiskTier:
             log.exception("the disk cache is off")
             self._off = True
             self._restores.release()
-
-
-class DiskWing(Wing):
-    """The disk tier that `--disk-cache` asks for."""
-
-    name = "disk"
-
-    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
-        del found
-        return {} if settings.disk_cache is None else {"disk": disk_facts(settings.disk_cache)}
-
-    def join(self, parts: Parts) -> None:
-        """Starts its thread, unless there can be none, which the log explains."""
-        parts.disk = tier = _open_tier(parts)
-        if tier is not None:
-            parts.beside.append(tier)
-            parts.counts.disk = tier.counts
-
-
-def _open_tier(parts: Parts) -> DiskTier | None:
-    settings, scheduler, names = parts.settings, parts.scheduler, parts.names
-    directory = settings.disk_cache
-    if directory is None:
-        return None
-    cache = scheduler.cache
-    if not isinstance(cache, TrieCache):
-        log.warning("no disk cache", why=f"it needs --cache trie, not --cache {settings.cache}")
-        return None
-    files = Files()
-    try:
-        files.make_directory(directory)
-        if not files.is_private(directory):
-            log.warning("no disk cache", why="others may write to the directory", directory=str(directory))
-            return None
-        budget_bytes = settings.disk_memory.bytes_of(files.space(directory)[0])
-        namespace = namespace_of(settings, parts.model, parts.make_layers, parts.loaded.dtypes, parts.salt)
-    except OSError as error:
-        log.warning("no disk cache", why=f"{error.filename}: {error.strerror}")
-        return None
-    store = SegmentStore(files, directory, namespace.name, namespace.about, _MOST_WRITTEN)
-    digest_of = names.digest_of if names is not None else lambda _: None
-    name_of = names.name_of if names is not None else lambda _: 0
-    reader = Reader(store, namespace.root, digest_of, name_of)
-    disk = DiskThread(files, store, Sweep(files, directory, budget_bytes, _MOST_AGE_S), reader, parts.post)
-
-    def prefill_token_s() -> float | None:
-        tokens = scheduler.prefilled_tokens
-        return scheduler.prefill_s / tokens if tokens >= _KNOWN_TOKENS else None
-
-    def ready() -> None:
-        scheduler.queue.changed = True
-
-    on_device = moves_what_the_host_reads()
-    unsaved = UnsavedSegments(
-        cache,
-        store.index,
-        namespace.name,
-        namespace.root,
-        digest_of=digest_of,
-        touch=disk.touch,
-        on_device=on_device,
-        most_bytes=budget_bytes,
-    )
-    restores = Restores(
-        cache,
-        disk,
-        parts.salt,
-        {} if parts.sketch is None else forms_of(parts.sketch),
-        parts.loaded.logits,
-        prefill_token_s=prefill_token_s,
-        ready=ready,
-        shares=not on_device,
-    )
-    tier = DiskTier(disk, restores, Writer(cache, disk, unsaved), scheduler)
-    days = round(_MOST_AGE_S / 86_400)
-    log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes), days=days)
-    disk.start()
-    return tier

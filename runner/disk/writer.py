@@ -10,7 +10,6 @@ from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, spelled
 from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
-from runner.disk.reader import MOST_TOKENS
 from runner.disk.segment import (
     ENTRIES,
     MOST_BYTES,
@@ -26,6 +25,7 @@ from runner.disk.segment import (
     Tokens,
     UnknownMediaError,
 )
+from runner.disk.segment_reader import MOST_TOKENS
 from runner.disk.serialize import PIECE_BYTES, SerializeError, copy_piece, copy_tokens, describe, kind_of, parts
 from runner.disk.store import Index
 from runner.disk.thread import DiskThread

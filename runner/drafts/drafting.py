@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from protocol.stats import DraftCounts, DraftModelState
 from runner.cache.session import Session
+from runner.drafts.draft_policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, Terms, rows_of
 from runner.drafts.lookup import Lookup, Ring
-from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, Terms, rows_of
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import UNLIMITED, StepLimit

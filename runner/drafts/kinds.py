@@ -16,8 +16,8 @@ from runner.drafts.assistant import (
     open_assistant,
     plan_assistant,
 )
-from runner.drafts.dflash.config import ARCHITECTURES, open_dflash
-from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
+from runner.drafts.dflash.dflash_config import ARCHITECTURES, open_dflash
+from runner.drafts.dflash.fitting import check_dflash, load_dflash, plan_dflash
 from runner.drafts.drafting import DraftModel
 from runner.drafts.own_model import load_own_model, plan_own_model
 from runner.errors import ModelError

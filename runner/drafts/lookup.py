@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runner.drafts.policy import Draft
+from runner.drafts.draft_policy import Draft
 from runner.drafts.text import MOST_MATCH, IndexedText, TextMatch
 
 # --- The answers of earlier requests, the oldest forgotten first. An answer is kept with the last tokens of its

@@ -23,8 +23,8 @@ import runner.engine.scheduler
 import runner.tape.recording
 import runner.tape.world
 from protocol.format import Lark
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import Drafting
-from runner.drafts.policy import DraftPolicy
 from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Outbox
 from runner.engine.memory import MemoryBudget

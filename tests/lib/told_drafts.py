@@ -8,8 +8,8 @@ import msgspec
 
 from protocol.stats import CacheNode
 from runner.cache.session import Session
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import AnswerDrafter, DraftedStep, Drafting, StepTime
-from runner.drafts.policy import DraftPolicy
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle

@@ -199,7 +199,7 @@ KNOW_MLX = {
     "kv_bits": ("hadamard", "wing"),
     "media": ("towers/", "encoder", "forward"),
     "vlm": ("module", "sight"),
-    "disk": ("check", "namespace", "restores", "serialize"),
+    "disk": ("namespace", "restores", "serialize"),
     "tape": ("world",),
     "ranks": ("follower", "group", "split", "start", "world"),
 }

@@ -13,7 +13,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from runner.cache.layers.batch import arrays_of
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
-from runner.drafts.dflash.config import DFlashConfig
+from runner.drafts.dflash.dflash_config import DFlashConfig
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
 

@@ -14,9 +14,9 @@ from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
-from runner.disk.reader import Reader, Wanted
 from runner.disk.restores import insert_restored
 from runner.disk.segment import Name, SegmentError
+from runner.disk.segment_reader import Reader, Wanted
 from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens, forms_of
 from runner.disk.store import SegmentStore
 from runner.disk.writer import UnsavedSegments

@@ -11,10 +11,10 @@ from mlx.utils import tree_map_with_path
 from runner.cache.session import Session
 from runner.drafts.assistant import Assistant, AssistantDrafter
 from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.draft_policy import Draft, DraftPolicy
 from runner.drafts.drafting import DraftedAnswer, DraftedStep, Drafting, DraftModel
 from runner.drafts.heads.head import Head, HeadDrafter, QwenHead
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
 from runner.model.weights.load import LoadedModel

@@ -13,8 +13,8 @@ import runner.disk.writer
 from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk.files import Files
-from runner.disk.reader import Reader
 from runner.disk.restores import Restores
+from runner.disk.segment_reader import Reader
 from runner.disk.serialize import forms_of
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread

@@ -15,10 +15,10 @@ import pytest
 from runner.cache.session import Session
 from runner.drafts.assistant import AssistantDrafter, read_shared
 from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.draft_policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel, StepTime
 from runner.drafts.heads.head import HeadDrafter
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.drafts.target import Tap, target_of
 from runner.engine.generation import Generation
 from runner.engine.policy import SlicePolicy, StepLimit, Workload

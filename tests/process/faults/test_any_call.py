@@ -19,8 +19,8 @@ import pytest
 from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
+from runner.drafts.draft_policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.drafts.drafting import AnswerDrafter, Drafting
-from runner.drafts.policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.engine.events import Failed
 from runner.engine.generation import Forward
 from runner.engine.policy import SlicePolicy

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from runner.disk.reader import Found, Wanted
 from runner.disk.segment import SEAL_BYTES, STATE, Facts, Record, Segment, Tensor, sealed
+from runner.disk.segment_reader import Found, Wanted
 from runner.disk.thread import Reading
 from tests.unit.disk.made import LAYERS, segment
 from tests.unit.disk.test_thread import TOKENS, Thread

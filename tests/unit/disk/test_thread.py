@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.disk.reader import Found, Reader, Wanted
 from runner.disk.segment import Segment, sealed
+from runner.disk.segment_reader import Found, Reader, Wanted
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread, Reading
 from tests.unit.disk.made import LAYERS, ROOT, FakeFiles, segment, store

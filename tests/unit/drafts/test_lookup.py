@@ -6,8 +6,8 @@ import pytest
 
 from runner.drafts import text
 from runner.drafts import text as chain
+from runner.drafts.draft_policy import Draft
 from runner.drafts.lookup import Lookup, Ring
-from runner.drafts.policy import Draft
 
 
 def lookup(prompt: list[int], ring: Ring | None = None, salt: str = "") -> Lookup:

@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 import pytest
 
 from runner.cache.session import Session
+from runner.drafts.draft_policy import DraftPolicy, rows_of
 from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
-from runner.drafts.policy import DraftPolicy, rows_of
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import StepLimit
 from runner.sampling.sampler import Sampler

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.drafts.policy import (
+from runner.drafts.draft_policy import (
     MODEL_MATCH,
     Acceptance,
     Draft,

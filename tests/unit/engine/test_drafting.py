@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from runner.cache.session import Session
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
-from runner.drafts.policy import DraftPolicy
 from runner.engine.generation import Forward
 from runner.engine.lifecycle import Lifecycle
 from runner.sampling.sampler import Sampler

@@ -10,9 +10,9 @@ from mlx.nn.layers.base import Module
 
 from runner.cache.session import Session
 from runner.cache.single import NullCache
-from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.dflash_config import read_dflash_config
 from runner.drafts.dflash.drafter import BlockDrafter, BlockText
-from runner.drafts.dflash.load import block_target, load_dflash
+from runner.drafts.dflash.fitting import block_target, load_dflash
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import Tap
 from runner.model import open_model

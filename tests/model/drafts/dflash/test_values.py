@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.dflash.drafter import BlockContext, BlockDraft
-from runner.drafts.dflash.load import load_dflash
+from runner.drafts.dflash.fitting import load_dflash
 from runner.drafts.kinds import open_draft, open_own_draft
 from runner.drafts.target import padded
 from runner.model import open_model

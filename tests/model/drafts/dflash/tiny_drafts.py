@@ -6,7 +6,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.dflash_config import read_dflash_config
 from runner.drafts.dflash.drafter import (
     BlockContext,
     BlockDraft,
@@ -15,7 +15,7 @@ from runner.drafts.dflash.drafter import (
     DFlashModule,
     OptionalTensors,
 )
-from runner.drafts.dflash.load import block_target
+from runner.drafts.dflash.fitting import block_target
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, Tap
 from runner.model.weights.load import LoadedModel

@@ -12,7 +12,7 @@ from runner.cache.layers.batch import BatchedLayers
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
-from runner.drafts.heads.load import load_head
+from runner.drafts.heads.plan import load_head
 from runner.drafts.target import Tap, text_rows
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published

@@ -6,7 +6,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from runner.drafts.dflash.config import DFlashConfig, read_dflash_config
+from runner.drafts.dflash.dflash_config import DFlashConfig, read_dflash_config
 from runner.drafts.dflash.drafter import BlockContext, BlockDraft, BlockDrafter, DFlashModule, OptionalTensors
 from runner.drafts.target import Tap, Target, target_of, text_rows
 from runner.errors import ModelError
