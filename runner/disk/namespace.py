@@ -28,14 +28,14 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 class Namespace(NamedTuple):
-    """Everything that shapes the bytes of a model's keys and values, and its digests."""
+    """The identity of a model's keys and values, and two digests of it."""
 
     name: str
     """The name of the folder."""
     root: bytes
     """The key of all points."""
     about: bytes
-    """The same in words."""
+    """The JSON of the identity."""
 
 
 def namespace_of(
@@ -65,9 +65,10 @@ def namespace_of(
 
 
 def weights_identity(checkpoint: Checkpoint) -> list[str]:
-    """Returns a line for each file of weights and for each text file that the model computes by: never a name or a path
-    alone. A blob has its digest in its name; of other files everything counts that changes when one is written. No
-    weight is read. Raises OSError."""
+    """Returns a line for each file of weights, and for each text file that shapes the computation.
+
+    A blob counts by the digest in its name, another file by everything that changes when it is written, never by its
+    name or path alone. Reads no weight. Raises OSError."""
     return [*sorted(_weights(checkpoint)), *sorted(_texts(checkpoint))]
 
 
@@ -79,7 +80,7 @@ def _weights(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _texts(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yields the digests of what shapes the computation: sizes, scaling and processing, not the tokenizer."""
+    """Yields the digests of the files with sizes, scaling and processing; the tokenizer shapes no keys and values."""
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         data = checkpoint.file(name)
         if data is not None:
@@ -87,7 +88,7 @@ def _texts(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _written(path: Path) -> str:
-    """Returns what changes when a file is written, moved or replaced: its header, size, times and inode."""
+    """Returns a file's header, size, times and inode, of which some change when it is written, moved or replaced."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         count = int.from_bytes(file.read(8), "little")
@@ -96,7 +97,7 @@ def _written(path: Path) -> str:
 
 
 def _machine() -> str:
-    """Returns the kind of processor: other instructions round otherwise."""
+    """Returns the kind of processor, since other instructions round otherwise."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

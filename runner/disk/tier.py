@@ -15,8 +15,8 @@ log = Log(__name__)
 
 
 class DiskTier:
-    """Restores before a request begins, and writes between slices. Whatever goes wrong here switches it off: answers go
-    on without it."""
+    """Restores before a request begins, and writes between slices. An error in its code switches it off, and answers
+    continue without it."""
 
     name = "disk"
 
@@ -29,44 +29,44 @@ class DiskTier:
 
     @property
     def patience_s(self) -> float | None:
-        """The longest that the engine may wait for a message, in seconds; None: for good."""
+        """The seconds that the engine may wait for a message; None without a limit."""
         return self._restores.patience_s
 
     def add(self, request: Request) -> None:
-        """Queues a request, which waits there while the disk is asked."""
+        """Queues a request, which waits in the queue while the disk is asked."""
         if not self._off:
             with self._guarded():
                 self._writer.resume()
-                self._restores.add(request)
+                self._restores.add_request(request)
         self._scheduler.add(request)
 
     def pending(self, *, idle: bool) -> bool:
-        """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
+        """Returns True if `advance` has something to do. `idle` says that the engine has nothing else to compute."""
         return not self._off and (self._restores.pending or self._writer.pending(idle=idle))
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Takes one segment, or copies for a moment."""
+        """Takes one segment from the disk, or copies for a moment."""
         with self._guarded():
-            if self._restores.advance():
+            if self._restores.take_next():
                 return
             if self._writer.pending(idle=idle):
                 answering = any(batch.steps for batch in self._scheduler.batches.all)
-                self._writer.advance(idle=idle, interrupted=interrupted, answering=answering)
+                self._writer.write_some(idle=idle, interrupted=interrupted, answering=answering)
 
     def keep(self, receive: Callable[[], None]) -> None:
-        """Ends all requests, and writes what is not on disk. `receive` waits for a message, and handles it."""
+        """Ends all requests, and writes everything that is not on disk yet. `receive` waits for a message and handles
+        it."""
         with self._guarded():
             for generation in (*self._scheduler.prefilling, *self._scheduler.batches.generations):
                 generation.request.cancel()
-            self._scheduler.compute_slice()  # closes them
+            self._scheduler.compute_slice()  # closes the sessions
             while (pending := self._writer.pending(idle=True)) or self._writer.writing:
                 if pending:
-                    self._writer.advance(idle=True, interrupted=lambda: False)
+                    self._writer.write_some(idle=True, interrupted=lambda: False)
                 else:
                     receive()
 
     def counts(self) -> DiskCounts:
-        """Returns the numbers of the tier."""
         store, sweep, unsaved = self._disk.store, self._disk.sweep, self._writer.unsaved
         state = "reading" if store.why_not_writing or unsaved.refused else "on"
         return DiskCounts(

@@ -17,7 +17,8 @@ from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.tier import DiskTier
-from runner.disk.writer import UnsavedSegments, Writer
+from runner.disk.unsaved import UnsavedSegments
+from runner.disk.writer import Writer
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.logs import Log
 from runner.settings import CheckSettings
@@ -28,11 +29,11 @@ _MOST_ABOUT_BYTES = 1 << 20
 _MOST_AGE_S = 30 * 86_400.0
 _MOST_WRITTEN = 100 << 30
 """Bytes a day: a disk that lasts for 600 TB lasts 15 years."""
-_KNOWN_TOKENS = 64  # computed, until their speed says something
+_KNOWN_TOKENS = 64  # the prompt tokens that must be computed before their speed is trusted
 
 
 class DiskWing(Wing):
-    """The disk tier that `--disk-cache` asks for."""
+    """Adds the disk tier to an engine with `--disk-cache`."""
 
     name = "disk"
 
@@ -41,7 +42,7 @@ class DiskWing(Wing):
         return {} if settings.disk_cache is None else {"disk": disk_facts(settings.disk_cache)}
 
     def join(self, parts: Parts) -> None:
-        """Starts its thread, unless there can be none, which the log explains."""
+        """Starts the disk thread. If there can be no tier, logs why."""
         parts.disk = tier = _open_tier(parts)
         if tier is not None:
             parts.beside.append(tier)
@@ -110,7 +111,7 @@ def _open_tier(parts: Parts) -> DiskTier | None:
 
 
 class KeptModel(msgspec.Struct, frozen=True):
-    """A model whose conversations are kept; one of other weights, versions or types counts as another."""
+    """A model whose conversations are kept. Other weights, versions or types make another model."""
 
     name: str
     folder: str
@@ -134,7 +135,7 @@ class DiskFacts(Facts, frozen=True, kw_only=True):
 
 
 def disk_facts(directory: Path) -> DiskFacts:
-    """Returns what is in a directory. What cannot be read is left out."""
+    """Lists the models of a directory, but for unreadable folders."""
     models = []
     try:
         folders = [name for name in Files().names(directory) if format_of(name) is not None]
@@ -144,7 +145,7 @@ def disk_facts(directory: Path) -> DiskFacts:
         try:
             sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
             if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
-                continue  # perhaps of another kind: a pipe would never end
+                continue  # missing from the plain files it may be a pipe, which would never end
             about = json_files.parse((directory / folder / "about.json").read_bytes())
         except (OSError, ValueError):
             continue
