@@ -49,10 +49,7 @@ def namespace_of(
         "dtypes": dtypes,
         "keys and values": salt,
         "layers": [describe(adapt(layer, Ledger())) for layer in flatten(make_layers())],
-        "versions": {
-            "runner": __version__,
-            **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")},
-        },
+        "versions": {"runner": __version__, **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}},
         "device": [device(), str(mx.device_info().get("device_name", "")), _machine()],
         "blas": cpu.detect(settings.blas, settings.blas_threads).name,
         "kernels": cpu.find_kernels(settings.kernels).name,

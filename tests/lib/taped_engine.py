@@ -125,7 +125,7 @@ class Story:
         """Returns an engine with this tape. All engines of a story are alike."""
         numbers = random.Random(self._seed)
         drafts = numbers.random() < 0.7 and self._name in SLICEABLE
-        drafting = Drafting(DraftPolicy.for_cpu()) if drafts else None
+        drafting = Drafting(DraftPolicy()) if drafts else None
         engine = TinyEngine(
             self._name,
             TapedPolicy(numbers.choice((16, 64, 512)), numbers.choice((0.02, 0.1)), tape),

@@ -85,7 +85,7 @@ class ToldTogether(Drafting):
     """Lets each answer of a forward try what it knows."""
 
     def __init__(self) -> None:
-        super().__init__(DraftPolicy.for_cpu(skips_padding=True))
+        super().__init__(DraftPolicy(skips_padding=True))
         self.measuring = 1
         self.rounds_together: list[float] = []
         """The positions of each round of several answers that are no padding, on average."""

@@ -194,7 +194,7 @@ ADAPTERS = (
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
-    "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "own_model", "rounds", "target", "wing"),
+    "drafts": ("heads/", "assistant.py", "dflash/", "hidden_states", "kinds", "own_model", "rounds", "target", "wing"),
     "embeddings": ("embedder", "wing", "decisions/", "modules/"),
     "kv_bits": ("hadamard", "wing"),
     "media": ("towers/", "encoder", "forward"),

@@ -96,7 +96,7 @@ class Stranger:
     def watch(self, forward: Forward) -> Forward:
         return forward
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         return self._numbers.random() < 0.2
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
@@ -114,7 +114,7 @@ class Broken(Stranger):
         self._calls = calls
         self.freed = False
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         return False
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
@@ -213,7 +213,8 @@ class Righted:
 
     def __init__(self, model: DraftModel, target: str, strategy: str, asked: Sequence[RequestSpec]) -> None:
         self.name, self.at_once, self.most_together = model.name, model.at_once, model.most_together
-        self.most_bytes, self.watch, self.read, self.free = model.most_bytes, model.watch, model.read, model.free
+        self.most_bytes, self.watch = model.most_bytes, model.watch
+        self.read_texts, self.free = model.read_texts, model.free
         self.proposed = list[int]()
         """The answers that each call drafted for."""
         self.own = list[tuple[list[int], Sequence[int]]]()

@@ -220,13 +220,13 @@ def test_a_model_that_fails_is_not_used_again_and_the_log_says_so_once(caplog: p
 def test_a_long_prompt_is_read_in_parts_while_the_answer_goes_on(model: str, least: int, tokens: int) -> None:
     """The prompt has 1,000 tokens."""
     drafts = MODELS[model]("llama")
-    reads, read = list[bool](), drafts.read
+    reads, read = list[bool](), drafts.read_texts
 
     def noted(answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         reads.append(read(answers, briefly=briefly))
         return reads[-1]
 
-    drafts.read = noted  # type: ignore[method-assign]
+    drafts.read_texts = noted  # type: ignore[method-assign]
     engine = Willing(drafts).engine("llama")
     asked = engine.submit(spec("greedy", 30, prompt=words(1000)))
     engine.until(lambda: reads.count(False) == 1)

@@ -15,7 +15,7 @@ import pytest
 from runner.cache.session import Session
 from runner.drafts.assistant import AssistantDrafter, read_shared
 from runner.drafts.dflash.drafter import BlockDrafter
-from runner.drafts.draft_policy import Draft, DraftPolicy, Terms, cpu_costs
+from runner.drafts.draft_policy import Draft, DraftPolicy, Terms
 from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel, StepTime
 from runner.drafts.heads.head import HeadDrafter
 from runner.drafts.own_model import OwnDraftModel
@@ -337,7 +337,7 @@ class Fixed(DraftPolicy):
     """Takes as many tokens as it was told."""
 
     def __init__(self, length: int) -> None:
-        super().__init__(7, cpu_costs(64))
+        super().__init__(7)
         self.told = length
         self.asked = list[tuple[list[int], int]]()
 
@@ -437,7 +437,7 @@ def from_scratch(drafter: DraftModel, name: str, text: list[int], count: int) ->
     tap = Tap([target_of(tiny_drafts.tiny_target(name)).norm], len(text))
     tap.turn(True)
     tiny(name).model(mx.array([text[:-1]]), cache=layers)
-    hidden = tap.take()
+    hidden = tap.take_outputs()
     tap.turn(False)
     assert hidden is not None
     if isinstance(drafter, HeadDrafter):

@@ -66,7 +66,7 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     tap = Tap([pair.assistant.target.norm], len(text))
     tap.turn(True)
     pair.loaded.logits(mx.array([text[:-1]]), layers)
-    hidden = tap.take()
+    hidden = tap.take_outputs()
     tap.turn(False)
     assert hidden is not None
     hidden, drafts = hidden[:, -1:], [text[-1]]

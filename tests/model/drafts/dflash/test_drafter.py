@@ -78,7 +78,7 @@ def test_logits_are_on_the_scale_of_the_target(name: str, tmp_path: Path) -> Non
     tap, tokens = Tap([target.norm], 3), mx.array([[1, 2, 3]])
     tap.turn(True)
     wanted = loaded.module(tokens)
-    hidden = tap.take()
+    hidden = tap.take_outputs()
     tap.turn(False)
     assert hidden is not None
     assert mx.allclose(target.unembed(hidden), wanted, atol=1e-5)
@@ -107,7 +107,7 @@ def drafts(drafter: BlockDrafter, layer: object, position: int, most: int = 3) -
 
 
 def reads(drafter: BlockDrafter, layer: object, position: int, *, briefly: bool = False) -> bool:
-    return drafter.read([standing([layer], position, TEXT)], briefly=briefly)
+    return drafter.read_texts([standing([layer], position, TEXT)], briefly=briefly)
 
 
 def text_of(drafter: BlockDrafter, layer: object) -> BlockText:
@@ -165,12 +165,12 @@ def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
     answers = [standing([short], 9, TEXT[:10]), standing([long], 200, TEXT[:201])._replace(row=1)]
     wanted = [drafts(drafter_of(9, short), short, 9)]
     for _ in range(3):
-        assert not drafter.read(answers, briefly=False)
+        assert not drafter.read_texts(answers, briefly=False)
         assert [*map(list, drafter.propose(answers, [], 3))] == [*wanted, []]
     alone = BlockDrafter("a draft", tiny_draft("llama"))
     alone.saw(long, 0, features(200, 1))
     wanted.append(drafts(alone, long, 200))
-    assert not drafter.read(answers, briefly=False)
+    assert not drafter.read_texts(answers, briefly=False)
     assert [*map(list, drafter.propose(answers, [], 3))] == wanted
 
 

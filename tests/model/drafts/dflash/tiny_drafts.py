@@ -47,7 +47,7 @@ def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], co
     tap = Tap(draft.tapped, len(text))
     tap.turn(True)
     loaded.logits(mx.array([text[:-1]]), loaded.make_layers())
-    features = tap.take()
+    features = tap.take_outputs()
     tap.turn(False)
     assert features is not None
     context = BlockContext(draft.make_layers(1), [0])

@@ -13,7 +13,8 @@ from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
 from runner.drafts.heads.plan import load_head
-from runner.drafts.target import Tap, text_rows
+from runner.drafts.hidden_states import text_rows
+from runner.drafts.target import Tap
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published
 from tests.lib.driver import facts_of
@@ -78,7 +79,7 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     tap = Tap([pair.head.target.norm], len(text))
     tap.turn(True)
     pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers())
-    hidden = tap.take()
+    hidden = tap.take_outputs()
     tap.turn(False)
     assert hidden is not None
     drafts: list[int] = []
