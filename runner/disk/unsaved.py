@@ -17,10 +17,6 @@ from runner.logs import Log
 
 log = Log(__name__)
 
-# --- A segment that is copied out of the layers. Copying stops after every piece of a layer, so that a slice can come
-# between. What was copied stays right whatever happens to the layers meanwhile: it is of the same tokens as long as the
-# node holds the same snapshot.
-
 
 class Source(NamedTuple):
     """A record to copy from a snapshot, while the node holds it and its `live` has not changed."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -122,12 +123,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
             rows = text_rows(layers)
             if not 0 < len(rows) <= self.most_together or tokens.shape[1] > self.longest_forward:
                 return forward(tokens, layers)
-            self._tap.turn(True)
-            try:
-                logits = forward(tokens, layers)
-                hidden = self._tap.take_outputs()
-            finally:
-                self._tap.turn(False)
+            logits, hidden = self._tap.observe(partial(forward, tokens, layers))
             if hidden is not None:
                 first = tokens.shape[1] - hidden.shape[1]
                 for row, (layer, start) in enumerate(rows):

@@ -71,10 +71,7 @@ def without(suppressed: Collection[int], logits: mx.array) -> mx.array:
 
 
 class Tap:
-    """Keeps the outputs of chosen modules in the last forward, while it is on. A model has at most one tap.
-
-    The modules compute as before. Owner: the engine thread.
-    """
+    """Keeps the outputs of chosen modules, which compute as before, in one forward. Owner: the engine thread."""
 
     def __init__(self, modules: Sequence[Module], most_rows: int) -> None:
         """Keeps at most the last `most_rows` rows of each output."""
@@ -85,21 +82,23 @@ class Tap:
         self._most_rows = most_rows
         self._kept: dict[int, mx.array] = {}
 
-    def turn(self, on: bool) -> None:
-        """Turns the tap on or off. While it is off, forwards cost nothing more."""
-        self._kept = {}
-        for module, plain, tapped in self._modules:
-            module.__class__ = tapped if on else plain
+    def observe(self, forward: Callable[[], mx.array]) -> tuple[mx.array, mx.array | None]:
+        """Runs a forward. Returns its result, and the lazy outputs of the modules side by side, [B, L, M D] for M
+        modules; None in place of them unless all modules have given one. Other forwards cost nothing more."""
+        try:
+            for module, _, tapped in self._modules:
+                module.__class__ = tapped
+            result, kept = forward(), self._kept
+        finally:
+            self._kept = {}
+            for module, plain, _ in self._modules:
+                module.__class__ = plain
+        if len(kept) < len(self._modules) or len({part.shape[:2] for part in kept.values()}) != 1:
+            return result, None
+        outputs = [kept[place] for place in range(len(kept))]
+        return result, mx.concatenate(outputs, axis=-1) if len(outputs) > 1 else outputs[0]
 
     def keep(self, place: int, states: mx.array) -> None:
         """Keeps the output of the module at a place of the list."""
         if states.ndim == 3:
             self._kept[place] = states[:, -self._most_rows :]
-
-    def take_outputs(self) -> mx.array | None:
-        """Returns the lazy outputs of the last forward side by side, [B, L, M D] for M modules, and forgets them.
-        Returns None unless all modules have given one."""
-        kept, self._kept = self._kept, {}
-        if len(kept) < len(self._modules) or len({part.shape[:2] for part in kept.values()}) != 1:
-            return None
-        return mx.concatenate([kept[place] for place in range(len(kept))], axis=-1) if len(kept) > 1 else kept[0]

@@ -80,7 +80,7 @@ class DraftModelOpener:
         names = (*self._target.checkpoint.tensors, *self._target.checkpoint.unreadable)
         if self._settings.draft != DRAFT_AUTO or loaded.undraftable or not any("mtp." in name for name in names):
             return None
-        from runner.drafts.heads.plan import load_head  # most models have none
+        from runner.drafts.heads.head_plan import load_head  # most models have none
 
         rest = max(0, budget_bytes - mx.get_active_memory())
         return load_head(self._target, loaded, dtype, rest)
@@ -138,7 +138,7 @@ class DraftsWing(Wing):
         return {} if found is None else {"drafts": self._facts(settings, found)}
 
     def _facts(self, settings: CheckSettings, found: Examined) -> DraftFacts:
-        from runner.drafts.heads.plan import plan_head
+        from runner.drafts.heads.head_plan import plan_head
 
         on = settings.draft != DRAFT_OFF
         wish = settings.draft if on else DRAFT_AUTO

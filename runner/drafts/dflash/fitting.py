@@ -76,12 +76,7 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     if not text_rows(layers):
         raise ModelError("no layer of the model counts the tokens that it has seen")
     tap, tokens = Tap(draft.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
-    tap.turn(True)
-    try:
-        loaded.logits(tokens, layers)
-        features = tap.take_outputs()
-    finally:
-        tap.turn(False)
+    _, features = tap.observe(partial(loaded.logits, tokens, layers))
     wanted = (1, _TRIED_TOKENS, len(draft.config.taps) * draft.config.width)
     if features is None or features.shape != wanted:
         found = "nothing" if features is None else f"{list(features.shape)}"

@@ -59,10 +59,13 @@ class Willing(Drafting):
         self.watch = model.watch
         self.mixed = 0
         """The rounds in which some drafts are from known text, and some of the model."""
+        self.most_together = 0
+        """The most answers with drafts in one round."""
 
     def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
         found = super().propose(step)
         drafts = [each.drafter._draft for each in step.answers]
+        self.most_together = max(self.most_together, sum(draft is not None for draft in drafts))
         self.mixed += len({draft.source == "model" for draft in drafts if draft is not None}) > 1
         return found
 
@@ -160,13 +163,10 @@ class Noting(AssistantDrafter):
     def __init__(self, assistant: Assistant) -> None:
         super().__init__("noting", assistant)
         self.lengths: list[int] = []
-        self.most = 0
-        """The most answers that it drafted for at once."""
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
         drafts = super().propose(answers, layers, most)
         self.lengths += map(len, drafts)
-        self.most = max(self.most, sum(map(bool, drafts)))
         return drafts
 
 
@@ -239,3 +239,16 @@ class Righted:
                 coming = [*coming, *[5] * len(own)][: min(len(own), self._strategy.most)]
                 return self._strategy.make(coming, self._numbers)[: len(own)]
         return own
+
+
+def finish(engine: TinyEngine) -> None:
+    """Lets all answers come to their ends, and checks each against a plain loop."""
+    engine.finish()
+    for asked in engine.requests:
+        asked.check_answer()
+    engine.check_cache()
+
+
+def rounds_together(engine: TinyEngine) -> int:
+    """The rounds of several answers."""
+    return sum(rows > 1 and length > 1 for rows, length in engine.forward.calls)

@@ -76,10 +76,7 @@ def test_logits_are_on_the_scale_of_the_target(name: str, tmp_path: Path) -> Non
     loaded = load(open_model(str(directory), directory))
     target = block_target(read_dflash_config(dflash_config(DRAFT, {"vocab_size": None}), DRAFT), loaded)
     tap, tokens = Tap([target.norm], 3), mx.array([[1, 2, 3]])
-    tap.turn(True)
-    wanted = loaded.module(tokens)
-    hidden = tap.take_outputs()
-    tap.turn(False)
+    wanted, hidden = tap.observe(lambda: loaded.module(tokens))
     assert hidden is not None
     assert mx.allclose(target.unembed(hidden), wanted, atol=1e-5)
     table = cast("Module", getattr(loaded.module, "language_model", loaded.module)).model.embed_tokens

@@ -45,10 +45,7 @@ def tiny_target(kind: str) -> LoadedModel:
 def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], count: int) -> mx.array:
     """The logits [count, V] of the tokens behind a text, by one forward over all of it."""
     tap = Tap(draft.tapped, len(text))
-    tap.turn(True)
-    loaded.logits(mx.array([text[:-1]]), loaded.make_layers())
-    features = tap.take_outputs()
-    tap.turn(False)
+    _, features = tap.observe(lambda: loaded.logits(mx.array([text[:-1]]), loaded.make_layers()))
     assert features is not None
     context = BlockContext(draft.make_layers(1), [0])
     draft.module.remember(features, context)

@@ -12,7 +12,7 @@ from runner.cache.layers.batch import BatchedLayers
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
-from runner.drafts.heads.plan import load_head
+from runner.drafts.heads.head_plan import load_head
 from runner.drafts.hidden_states import text_rows
 from runner.drafts.target import Tap
 from runner.model.weights.load import LoadedModel, load
@@ -77,10 +77,7 @@ def right(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pai
 def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     """The most probable drafts behind a text, by one forward over all of it for each."""
     tap = Tap([pair.head.target.norm], len(text))
-    tap.turn(True)
-    pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers())
-    hidden = tap.take_outputs()
-    tap.turn(False)
+    _, hidden = tap.observe(lambda: pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers()))
     assert hidden is not None
     drafts: list[int] = []
     for _ in range(count):

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.heads.head import Head
-from runner.drafts.heads.plan import load_head, plan_head
+from runner.drafts.heads.head_plan import load_head, plan_head
 from runner.model.weights.load import load
 from scripts.tools.models.layouts import LAYOUTS
 from scripts.tools.models.sources import Published
