@@ -32,7 +32,6 @@ class Files:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def remove_directory(self, path: Path) -> None:
-        """Removes an empty directory."""
         path.rmdir()
 
     def is_private(self, path: Path) -> bool:
@@ -49,7 +48,6 @@ class Files:
         return path.stat().st_mtime_ns
 
     def names(self, path: Path) -> list[str]:
-        """Returns all names in a directory."""
         return os.listdir(path)  # noqa: PTH208 - a Path for each of 65,000 would take longer than the call
 
     def plain(self, path: Path) -> list[str]:
@@ -85,7 +83,6 @@ class Files:
         path.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
-        """Marks a file as just used."""
         os.utime(path, follow_symlinks=False)
 
     def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -123,11 +120,7 @@ class Files:
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
         """Reads some bytes from `offset` on. Returns their number, 0 at the end of the file."""
-        if hasattr(os, "preadv"):  # not before macOS 11
-            return os.preadv(file, [into], offset)
-        data = os.pread(file, len(into), offset)
-        into[: len(data)] = data
-        return len(data)
+        return os.preadv(file, [into], offset)
 
     def write(self, file: int, data: memoryview) -> int:
         """Writes some of the data. Returns the number of written bytes."""

@@ -80,12 +80,10 @@ def _make_room(cache: TrieCache, nbytes: int) -> bool:
 
 def _arrays(segment: Segment, index: int) -> list[mx.array]:
     """Returns the lazy arrays of a record."""
-    tensors, buffer = segment.facts.records[index].tensors, segment.data.obj
+    parts, buffer = zip(segment.spans(index), segment.facts.records[index].tensors, strict=True), segment.data.obj
     if isinstance(buffer, mx.array):
-        spans = zip(segment.spans(index), tensors, strict=True)
-        return [array_in(buffer, span.start, tensor.dtype, tensor.shape) for span, tensor in spans]
-    parts = zip(segment.arrays(index), tensors, strict=True)
-    return [array_of(data, tensor.dtype, tensor.shape) for data, tensor in parts]
+        return [array_in(buffer, span.start, tensor.dtype, tensor.shape) for span, tensor in parts]
+    return [array_of(segment.data[span], tensor.dtype, tensor.shape) for span, tensor in parts]
 
 
 def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:

@@ -166,10 +166,6 @@ class Segment(NamedTuple):
         """The tokens as they are stored: each picture by its place in the facts."""
         return array("i", bytes(self.data[: 4 * self.facts.tokens]))
 
-    def arrays(self, record: int) -> list[memoryview]:
-        """Returns the bytes of the tensors of a record."""
-        return [self.data[span] for span in self.spans(record)]
-
     def spans(self, record: int) -> list[slice]:
         """Returns the places in `data` of the tensors of a record."""
         first = sum(len(each.tensors) for each in self.facts.records[:record])

@@ -71,7 +71,6 @@ class Index:
         return self._held.get((kind, point))
 
     def add(self, name: Name) -> None:
-        """Adds a segment, unless it is there."""
         if name.file in self.names:
             return
         if name.kind == ENTRIES:
@@ -84,7 +83,6 @@ class Index:
         self.names[name.file] = name
 
     def discard(self, name: Name) -> None:
-        """Removes a segment, if it is there."""
         if self.names.pop(name.file, None) is None:
             return
         self.kinds[name.kind] -= 1
@@ -206,7 +204,6 @@ class SegmentStore:
             self._files.unlink(self.folder / name.file)
 
     def touch(self, name: Name) -> None:
-        """Marks a segment as just used."""
         try:
             self._files.touch(self.folder / name.file)
         except FileNotFoundError:

@@ -80,7 +80,6 @@ class DiskThread:
         threading.Thread(target=self._run, name="disk", daemon=True).start()
 
     def look_for(self, reading: Reading) -> None:
-        """Looks for a prompt."""
         self._inbox.put(partial(self._readings.append, reading))
 
     def taken(self, reading: Reading, buffer: memoryview | None = None) -> None:
@@ -96,7 +95,6 @@ class DiskThread:
         self._inbox.put(partial(self._writes.append, (segment, done)))
 
     def touch(self, name: Name) -> None:
-        """Marks a segment as just used."""
         self._inbox.put(partial(self.store.touch, name))
 
     def reject(self, name: Name, reason: str) -> None:

@@ -145,7 +145,6 @@ class Drafting:
         """Drafts nothing if `undraftable` gives a reason. Answers under different salts share no text. The `model`
         drafts for answers without known text. `clock` and `step_s` come from the sources."""
         self.policy = policy
-        self.skips_padding = policy.skips_padding
         self.salt = salt
         self.undraftable = undraftable
         self.model = model
@@ -176,7 +175,6 @@ class Drafting:
         self._accepted: dict[str, int] = dict.fromkeys(SOURCES, 0)
 
     def drafter(self, prompt: Sequence[int]) -> "AnswerDrafter":
-        """Returns a drafter for the answer to this prompt."""
         return AnswerDrafter(self, prompt)
 
     def speed(self, together: int, *, by_model: bool = False) -> SpeedCheck:
@@ -219,7 +217,9 @@ class Drafting:
         if not any(expected):
             self._choose(step, ahead=0)
         longest = max(len(draft.tokens) if (draft := each.drafter.chosen) is not None else 0 for each in answers)
-        pads = step.together > 1 and longest and not self.skips_padding  # then a draft costs no more than padding
+        pads = (
+            step.together > 1 and longest and not self.policy.skips_padding
+        )  # a draft costs no more
         for each in answers:
             if pads and each.drafter.chosen is None:
                 each.drafter.chosen = each.drafter.find(each.session, min(each.most, longest))

@@ -71,7 +71,11 @@ class AnswerRound:
         drafts = self._drafts.tokens
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
-        self._record()
+        life, tried = self._generation.life, len(drafts)
+        life.drafted += tried
+        life.accepted += self._right
+        if tried and (drafter := _drafter_of(self._generation)):
+            drafter.record_outcome(tried, self._right, life)
         self._sampler.skip([choice.token for choice in drawn[: self._right + 1]])
         return self._as_choice(drawn[: self._right + 1])
 
@@ -85,13 +89,6 @@ class AnswerRound:
             else:
                 choices.append(each)
         return choices[0]._replace(following=choices[1:])
-
-    def _record(self) -> None:
-        life, tried = self._generation.life, len(self._drafts.tokens)
-        life.drafted += tried
-        life.accepted += self._right
-        if tried and (drafter := _drafter_of(self._generation)):
-            drafter.record_outcome(tried, self._right, life)
 
     @property
     def right(self) -> int:
@@ -186,7 +183,7 @@ class BatchRounds:
         counts = [len(each) for each in tokens]
         longest = max(counts)
         padded = mx.array([[*row, *row[-1:] * (longest - len(row))] for row in tokens])
-        skips = len(rounds) > 1 and self._drafting.skips_padding
+        skips = len(rounds) > 1 and self._drafting.policy.skips_padding
         with asks_for(counts, longest) if skips else nullcontext():
             logits = batch.run(batch.rows.draft, padded)
         if logits is None:

@@ -39,12 +39,10 @@ class _Way:
         self.seconds = 0.0
 
     def begin(self) -> None:
-        """Begins a window."""
         self.steps = self.tokens = 0
         self.seconds = 0.0
 
     def count(self, tokens: int, seconds: float) -> None:
-        """Adds a step to the window."""
         if self.step_s:
             seconds = min(seconds, self.step_s * _MOST_SPIKE)
             self.step_s += (seconds - self.step_s) * _SPEED_WEIGHT
@@ -83,7 +81,6 @@ class SpeedCheck:
         return self._now is self._drafts and not self._off
 
     def turn_off(self, why: str) -> None:
-        """Allows no drafts any more."""
         self._off = why
 
     @property
@@ -108,7 +105,8 @@ class SpeedCheck:
             return
         self._now.count(tokens, seconds)
         if self._now is not self._used:
-            if self._now.steps == self._window or self._is_clear():
+            is_clear = self._now.steps >= _CLEAR_STEPS and self._now.seconds > self._expected_s() * _CLEAR
+            if is_clear or self._now.steps == self._window:
                 self._compare()
             return
         self._rest_s -= seconds
@@ -123,9 +121,6 @@ class SpeedCheck:
     def _expected_s(self) -> float:
         """Returns the seconds that the way in use would have taken for the tokens of this window."""
         return self._used.token_s * self._now.tokens
-
-    def _is_clear(self) -> bool:
-        return self._now.steps >= _CLEAR_STEPS and self._now.seconds > self._expected_s() * _CLEAR
 
     def _compare(self) -> None:
         """Ends a window of the checked way."""

@@ -35,17 +35,14 @@ def target_of(loaded: LoadedModel) -> Target:
     text = cast("Module", getattr(loaded.module, "language_model", loaded.module))
     inner = text["model"] if "model" in text else text["backbone"]
     table = inner["embed_tokens"] if "embed_tokens" in inner else inner["embeddings"]
+    scale = getattr(inner, "embed_scale", 1.0)
     return Target(
         getattr(text, "args", None),
-        _embedding(table, getattr(inner, "embed_scale", 1.0)),
+        table if scale == 1.0 else lambda tokens: table(tokens) * scale,
         _output(text.get("lm_head", table.as_linear), text, loaded.suppressed),
         cast("Module", inner.get("norm", inner.get("norm_f"))),  # DFlash drafts need none
         inner["layers"],
     )
-
-
-def _embedding(table: Map, scale: float) -> Map:
-    return table if scale == 1.0 else lambda tokens: table(tokens) * scale
 
 
 def _output(project: Map, text: Module, suppressed: Collection[int]) -> Map:

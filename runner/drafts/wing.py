@@ -147,7 +147,7 @@ class DraftsWing(Wing):
             named = find_draft(wish, settings.models_dir, found.model)
             if named is None:
                 head = plan_head(found.model)
-                return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.nbytes)
+                return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.opened.total_bytes)
             kind, draft = named
             named.check(found.model, found.loaded, found.tokenizer)
             rest = max(0, found.budget_bytes - found.types.nbytes(found.loaded.module))

@@ -39,7 +39,7 @@ def test_the_longest_key_and_the_patterns_count() -> None:
 
 
 def test_what_was_never_measured_has_tiers_of_its_own() -> None:
-    together = "tests/model/engine/test_drafts_together.py::test_each_answer_is_the_one_that_it_is_alone"
+    together = "tests/model/engine/test_drafts.py::test_each_answer_is_the_one_that_it_is_alone"
     assert aside("tests/model/drafts/heads/test_drafter.py::test_a_draft") == "models-that-draft"
     assert aside(f"{together}[a head-greedy-right-2]") == "models-that-draft"
     assert aside("tests/process/ranks/test_answers.py::test_an_answer[1]") == "ranks"

@@ -273,7 +273,6 @@ class BlockDrafter(RowDrafter[BlockText]):
         return BlockContext(self._layers, [text.start for text in self._rows])
 
     def _read(self, stops: Mapping[BlockText, int]) -> None:
-        """Reads these texts up to these places."""
         counts = [stops.get(text, text.at) - text.at for text in self._rows]
         self.stand()  # without the last blocks
         if not any(counts):

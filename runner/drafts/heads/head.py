@@ -19,11 +19,14 @@ from runner.drafts.hidden_states import RowDrafter, RowText, padded, read_drafts
 from runner.drafts.target import Draw, Target
 from runner.errors import ModelError
 from runner.model.weights.experts import Weights
-from runner.model.weights.parameters import parameters_of
 
 
 class HeadModule(Module):
     """The weights that a head has of its own."""
+
+    layers: list[Module]
+    attentions: int
+    """The number of layers that have a cache."""
 
     def __init__(self) -> None:
         Module.__init__(self)  # MLX's is not typed
@@ -39,20 +42,15 @@ class HeadModule(Module):
         """Maps the embeddings of the next tokens and the hidden states before them, [B, L, D] each, to the hidden
         states of the head, [B, L, D], and advances `layers`."""
 
-    @property
-    @abstractmethod
-    def attentions(self) -> int:
-        """The number of layers that have a cache."""
-
     @classmethod
-    @abstractmethod
     def renamed(cls, names: Collection[str]) -> dict[str, str]:
         """Maps the names of tensors after `mtp.` to the names that `sanitize` knows."""
+        return {name: name for name in names}
 
     @classmethod
-    def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:  # noqa: ARG003
+    @abstractmethod
+    def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:
         """Returns the weights under the names of the parameters. Adds 1 to the norms in `shifted`, which lack it."""
-        return weights
 
 
 class Head(NamedTuple):
@@ -69,11 +67,6 @@ class Head(NamedTuple):
         """Returns the head's lazy hidden states [B, L, D] for `hidden` [B, L, D], of the target or its own, and the
         tokens [B, L] after them. Advances `layers`."""
         return self.module(self.target.embed(tokens), hidden, layers)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the weights."""
-        return sum(array.nbytes for array in parameters_of(self.module).values())
 
 
 _MOST_ROWS = 256
@@ -181,6 +174,7 @@ class QwenHead(HeadModule):
         self.pre_fc_norm_hidden = RMSNorm(width, eps)
         self.fc = Linear(2 * width, width, bias=False)
         self.layers = layers
+        self.attentions = len(layers)
         self.norm = RMSNorm(width, eps)
 
     @classmethod
@@ -201,10 +195,6 @@ class QwenHead(HeadModule):
         make = cast("Callable[[object, int], Module]", kind)
         return cls(own.hidden_size, own.rms_norm_eps, [make(own, 0) for _ in range(count)])
 
-    @property
-    def attentions(self) -> int:
-        return len(self.layers)
-
     def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         joined = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(joined, axis=-1))
@@ -212,10 +202,6 @@ class QwenHead(HeadModule):
         for layer, cache in zip(self.layers, layers, strict=True):
             x = layer(x, mask=mask, cache=cache)
         return cast("mx.array", self.norm(x))
-
-    @classmethod
-    def renamed(cls, names: Collection[str]) -> dict[str, str]:
-        return {name: name for name in names}
 
     @classmethod
     def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:
@@ -271,6 +257,7 @@ class NemotronHead(HeadModule):
         make = cast("Callable[[nemotron_h.ModelArgs, str], Module]", nemotron_h.NemotronHBlock)
         self.layers = [make(args, kind) for kind in kinds]
         self.final_layernorm = RMSNorm(width, eps)
+        self.attentions = kinds.count("*")
         self._kinds = kinds
 
     @classmethod
@@ -289,10 +276,6 @@ class NemotronHead(HeadModule):
             kinds += kind
         return cls(args, kinds)
 
-    @property
-    def attentions(self) -> int:
-        return self._kinds.count("*")
-
     def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         x = self.eh_proj(mx.concatenate([self.enorm(embedded), self.hnorm(hidden)], axis=-1))
         mask = create_attention_mask(x, layers[0]) if layers else None
@@ -305,7 +288,7 @@ class NemotronHead(HeadModule):
     def renamed(cls, names: Collection[str]) -> dict[str, str]:
         numbers = sorted({int(match[1]) for match in map(_NEMOTRON_LAYER.fullmatch, names) if match})
         if not numbers:
-            return {name: name for name in names}
+            return super().renamed(names)
         places = {number: place for place, number in enumerate(numbers)}
         result = {}
         for name in names:

@@ -14,6 +14,7 @@ from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.experts import Weights, with_layout
 from runner.model.weights.load import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
+from runner.model.weights.parameters import parameters_of
 
 log = Log(__name__)
 
@@ -40,11 +41,6 @@ class HeadPlan(NamedTuple):
     """The model with the head's tensors instead of its own, under the names that `kind.sanitize` knows."""
     shifted: frozenset[str]
     """The norms that lack 1."""
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that loading reads."""
-        return self.opened.total_bytes
 
 
 def plan_head(opened: OpenedModel) -> HeadPlan | None:
@@ -94,9 +90,9 @@ def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int |
     def assemble(arrays: Mapping[str, Arrays]) -> HeadModule:
         return _assembled(plan, target.args, arrays)
 
-    head = Head(load_part(plan.opened, assemble, "the head", dtype, budget_bytes), target)
-    drafter = HeadDrafter(head)
-    log.info("head for drafts loaded", bytes=head.nbytes)
+    module = load_part(plan.opened, assemble, "the head", dtype, budget_bytes)
+    drafter = HeadDrafter(Head(module, target))
+    log.info("head for drafts loaded", bytes=sum(array.nbytes for array in parameters_of(module).values()))
     return drafter
 
 

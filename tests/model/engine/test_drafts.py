@@ -69,7 +69,7 @@ FORMATTED = ("greedy", "drawn", "penalties", "log-probabilities")
 def _nothing_breaks(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """A batch that failed would be broken up, a model that failed dropped: the answers would be right all the same."""
     yield
-    if "memory" not in request.node.name and "fails" not in request.node.name:
+    if not any(fault in request.node.name for fault in ("memory", "fails", "cannot draft")):
         assert not [each.message for each in caplog.get_records("call") if each.levelno >= logging.ERROR]
 
 

@@ -318,9 +318,6 @@ def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:
     assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.02, 0.03], rel=0.2)
 
 
-# --- several answers
-
-
 def play_together(
     policy: DraftPolicy, together: int, right: Callable[[int], float], cost: Callable[[float], float], count: int
 ) -> float:
@@ -348,11 +345,11 @@ def packed(tokens: float) -> float:
     return 0.92 + 0.08 * tokens
 
 
-def trusting(policy: DraftPolicy) -> Draft:
+def trusting(policy: DraftPolicy, size: int = 7) -> Draft:
     """Returns a draft that was always right."""
-    draft = Draft([1] * 7, "own", 20)
+    draft = Draft([1] * size, "own", 20)
     for _ in range(100):
-        policy.record_outcome(draft, 7, 7)
+        policy.record_outcome(draft, size, size)
     return draft
 
 
@@ -433,9 +430,7 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     limit: StepLimit, together: int, length: int
 ) -> None:
     policy = DraftPolicy(15)
-    draft = Draft([1] * 15, "own", 20)
-    for _ in range(100):
-        policy.record_outcome(draft, 15, 15)
+    draft = trusting(policy, 15)
     assert policy.lengths([draft] * together, Terms(1000, together, limit)) == [policy.longest(together)] * together, (
         "nothing is known"
     )
@@ -448,9 +443,7 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
 @pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.02, 2), (0.003, 15)])
 def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_cost: float, length: int) -> None:
     policy = DraftPolicy(15)
-    draft = Draft([1] * 15, "own", 20)
-    for _ in range(100):
-        policy.record_outcome(draft, 15, 15)
+    draft = trusting(policy, 15)
     for rows in [*range(1, 17)] * 200:
         policy.record_time(rows, 0.01 * (1 - row_cost + row_cost * rows), 1000, 4)
     assert policy.lengths([draft] * 4, Terms(1000, 4)) == [15] * 4
@@ -459,9 +452,7 @@ def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_co
 
 def test_an_answer_that_is_ahead_lets_others_draft() -> None:
     policy = DraftPolicy(15)
-    draft, step_s, round_s = Draft([1] * 15, "own", 20), 0.01, 0.05
-    for _ in range(100):
-        policy.record_outcome(draft, 15, 15)
+    draft, step_s, round_s = trusting(policy, 15), 0.01, 0.05
     assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == [0.3], "nothing is known"
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, step_s + (round_s - step_s) * (rows - 1) / 15, 1000, 4)
@@ -470,14 +461,14 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
         found = policy.lengths([draft] * 3, Terms(1000, 4, slacks=[0.0, 0.0, 0.0, slack]))
         assert found == pytest.approx([length] * 3, abs=1)
         assert policy.lengths([draft] * 3, Terms(1000, 4, slacks=[slack, slack, slack, 0.0])) == [0] * 3
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == pytest.approx([0.3 - lost], rel=0.01)
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [16], 16) == pytest.approx(
-        [0.3 + 16 * step_s - 0.95 * round_s], rel=0.01
-    )
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1, 7) == pytest.approx(
-        [0.3 + 8 * 0.05 * step_s], rel=0.01
-    )
+    for slack, brought, rows, plain, left in (
+        (0.3, 1, 16, 0, 0.3 - lost),
+        (0.3, 16, 16, 0, 0.3 + 16 * step_s - 0.95 * round_s),
+        (0.3, 1, 1, 0, 0.3 + 0.05 * step_s),
+        (0.3, 1, 1, 7, 0.3 + 8 * 0.05 * step_s),
+    ):
+        after = policy.slacks_after(Terms(1000, 4, slacks=[slack]), [brought], rows, plain)
+        assert after == pytest.approx([left], rel=0.01)
     assert policy.slacks_after(Terms(1000, 4, slacks=[0.999]), [16], 16) == [1.0]
     assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [17], 17) == [0.3], "nothing is learned from forced tokens"
 

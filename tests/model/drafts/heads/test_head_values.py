@@ -29,7 +29,7 @@ def head_of(stored: Stored) -> Head:
     assert found is not None
     plan = plan_head(opened)
     assert plan is not None
-    assert plan.nbytes == sum(
+    assert plan.opened.total_bytes == sum(
         blob.nbytes for blob in stored.plan.blobs if any("mtp." in origin for origin in blob.origins)
     )
     return found.head
