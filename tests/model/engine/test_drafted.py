@@ -17,6 +17,7 @@ from scripts.tools.models.tiny import tiny, words
 from tests.lib.tiny_engine import ClientRequest, TinyEngine, oracle_answer
 from tests.lib.told_drafts import spec
 from tests.model.drafts.dflash import tiny_drafts
+from tests.model.drafts.heads import test_drafter as heads
 from tests.model.drafts.models import MODELS, TOGETHER, Righted, Willing, finish, own_model, rounds_together
 
 
@@ -168,16 +169,12 @@ def from_scratch(drafter: DraftModel, name: str, text: list[int], count: int) ->
         for _ in range(count):
             drafts.append(best(own.logits(mx.array([[*text, *drafts]]), own.make_layers())[0, -1]))
         return drafts
-    assert isinstance(drafter, AssistantDrafter | HeadDrafter)
+    if isinstance(drafter, HeadDrafter):
+        return heads.from_scratch(heads.Pair(tiny_drafts.tiny_target(name), drafter.head), text, count)
+    assert isinstance(drafter, AssistantDrafter)
     tap = Tap([target_of(tiny_drafts.tiny_target(name)).norm], len(text))
     _, hidden = tap.observe(lambda: tiny(name).model(mx.array([text[:-1]]), cache=layers))
     assert hidden is not None
-    if isinstance(drafter, HeadDrafter):
-        for _ in range(count):
-            states = drafter.head.states(hidden, mx.array([[*text[1:], *drafts]]), drafter.head.make_layers())
-            drafts.append(best(drafter.head.target.unembed(states)[0, -1]))
-            hidden = mx.concatenate([hidden, states[:, -1:]], axis=1)
-        return drafts
     hidden, position = hidden[:, -1:], mx.array([len(text) - 2])
     shared = read_shared(drafter.assistant.places, drafter.assistant.kinds, layers)
     for _ in range(count):
