@@ -217,9 +217,7 @@ class Drafting:
         if not any(expected):
             self._choose(step, ahead=0)
         longest = max(len(draft.tokens) if (draft := each.drafter.chosen) is not None else 0 for each in answers)
-        pads = (
-            step.together > 1 and longest and not self.policy.skips_padding
-        )  # a draft costs no more
+        pads = step.together > 1 and longest and not self.policy.skips_padding  # a draft costs no more
         for each in answers:
             if pads and each.drafter.chosen is None:
                 each.drafter.chosen = each.drafter.find(each.session, min(each.most, longest))
