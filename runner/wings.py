@@ -50,7 +50,7 @@ WINGS = (
     Entry("vlm", "wing:VlmWing", models="source:VlmChoice"),
     Entry("grammar", "wing:GrammarWing"),
     Entry("embeddings", "wing:EmbeddingsWing"),
-    Entry("disk", "tier:DiskWing", wanted=lambda settings: settings.disk_cache is not None),
+    Entry("disk", "wing:DiskWing", wanted=lambda settings: settings.disk_cache is not None),
     Entry("ranks", world="start:lead", wanted=lambda settings: settings.ranks > 1),
     Entry("tape", world="recording:start_recording", wanted=lambda settings: settings.record is not None),
 )

@@ -72,7 +72,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
             "a_client_that_leaves_after_it_spoils_nothing",
         )
     },
-    "tests/model/engine/test_drafts_together.py::test_four_requests_about_one_text_that_are_asked_again_take_few_forwards": (  # noqa: E501
+    "tests/model/engine/test_drafted.py::test_four_requests_about_one_text_that_are_asked_again_take_few_forwards": (
         "llama",
     ),
     "tests/model/engine/test_ranks.py::test_the_mixes_have_all_that_a_follower_must_do": NONE,
@@ -90,30 +90,29 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/drafts/assistant/test_load.py::test_a_broken_assistant_costs_a_line_or_the_start": (
         *("a projection less", "no centroids", "fewer tokens", "a token twice"),
     ),
-    "tests/model/engine/test_drafts.py::test_a_models_drafts_change_nothing": ("qwen3_next-*",),
-    "tests/model/engine/test_drafts.py::test_an_assistants_drafts_change_nothing": ("drawn-every token-single",),
-    "tests/model/engine/test_drafts_together.py::test_each_answer_is_the_one_that_it_is_alone": (
+    "tests/model/engine/test_drafts.py::test_a_models_drafts_change_nothing": (
+        *("qwen3_next-*", "gemma4-drawn-every token-single"),
+    ),
+    "tests/model/engine/test_drafts.py::test_each_answer_is_the_one_that_it_is_alone": (
         *("gemma3-*-8", "a head-*-4", "an assistant-penalties-*"),
     ),
-    "tests/model/engine/test_drafts_together.py::test_right_drafts_save_forwards_and_the_cache_keeps_as_much": (
-        "qwen3_next",
-    ),
-    "tests/model/engine/test_drafts_together.py::test_one_of_them_may_end_anywhere_in_a_round": (
+    "tests/model/engine/test_drafts.py::test_right_drafts_save_forwards_and_the_cache_keeps_as_much": ("qwen3_next",),
+    "tests/model/engine/test_drafts.py::test_one_of_them_may_end_anywhere_in_a_round": (
         *("falcon_h1-[147]-*", "a head-2-random", "an assistant-2-random"),
     ),
-    "tests/model/engine/test_drafts_together.py::test_formats_look_ahead_for_each_of_them": ("*-random-*-qwen3_next",),
-    "tests/model/engine/test_drafts_together.py::test_answers_come_and_go_and_some_find_no_memory": ("gemma3",),
-    "tests/model/engine/test_drafts_together.py::test_some_have_known_text_and_a_model_drafts_for_the_others": (
-        "a head",
-    ),
-    "tests/model/engine/test_drafts_together.py::test_the_drafts_of_each_are_those_of_its_whole_text": (
+    "tests/model/engine/test_drafts.py::test_formats_look_ahead_for_each_of_them": ("*-random-*-qwen3_next",),
+    "tests/model/engine/test_drafts.py::test_answers_come_and_go_and_some_find_no_memory": ("gemma3",),
+    "tests/model/engine/test_drafted.py::test_some_have_known_text_and_a_model_drafts_for_the_others": ("a head",),
+    "tests/model/engine/test_drafted.py::test_the_drafts_of_each_are_those_of_its_whole_text": (
         *("a head", "blocks behind windows"),
     ),
     "tests/model/engine/test_drafts.py::test_drafts_change_nothing_in_a_format": ("forced text between-*-right-*",),
     "tests/model/engine/test_drafts.py::test_an_answer_may_end_anywhere_in_a_round": ("gemma3-[148]-*", "gemma3-11-*"),
-    "tests/model/engine/test_drafts.py::test_one_model_drafts_for_answers_that_come_and_go": ("qwen3_next-blocks-0",),
     "tests/model/engine/test_drafts.py::test_a_model_that_is_the_answers_own_is_always_right": ("gemma3",),
-    "tests/model/engine/test_drafts.py::test_an_assistant_drafts_behind_pictures": ("gemma4-seeing-True",),
+    "tests/model/engine/test_drafts.py::test_answers_are_drafted_behind_pictures": (
+        "gemma4-seeing-an assistant-True",
+        "*-a stranger-True",
+    ),
     "tests/model/engine/test_replay.py::test_any_mix_is_replayed": ("qwen3_next",),
     "tests/model/engine/test_ranks.py::test_a_follower_does_what_its_leader_does": ("qwen3_next",),
     "tests/model/engine/test_disk_pauses.py::test_a_message_waits_for_a_piece": ("gemma3", "qwen3_next"),
@@ -280,9 +279,7 @@ ASIDE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "tests/model/drafts/assistant/": ALL,
         "tests/model/drafts/dflash/": ALL,
         "tests/model/engine/test_drafts.py": _MODELS,
-        "tests/model/engine/test_drafts.py::test_an_assistants_drafts_change_nothing": ALL,
-        "tests/model/engine/test_drafts.py::test_an_assistant_drafts_behind_pictures": ALL,
-        "tests/model/engine/test_drafts_together.py": _MODELS,
+        "tests/model/engine/test_drafted.py": _MODELS,
         "tests/model/engine/test_not_numbers.py": _MODELS,
     },
     "ranks": {

@@ -1,5 +1,5 @@
-"""The calls to the operating system. Nothing else in the disk tier touches a file or a clock, so tests put every fault
-here."""
+"""The calls to the operating system. Only this module of the disk tier touches files or a clock, so tests put every
+fault here."""
 
 import fcntl
 import os
@@ -12,10 +12,10 @@ from typing import NamedTuple
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
 _SHARED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
-_MOST_RESTS = 50  # then the process that has the lock is taken for stopped
+_MOST_RESTS = 50  # after them, the process that has the lock counts as stopped
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """A file in a directory."""
 
     name: str
@@ -25,16 +25,13 @@ class Entry(NamedTuple):
 
 
 class Files:
-    """Every method raises OSError."""
-
-    # --- directories
+    """Directories, files by their paths, open files, and the clock. Every method raises OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory that only its owner may enter, unless it is there."""
+        """Makes a directory that only its owner may enter, unless it exists."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def remove_directory(self, path: Path) -> None:
-        """Removes an empty directory."""
         path.rmdir()
 
     def is_private(self, path: Path) -> bool:
@@ -51,7 +48,6 @@ class Files:
         return path.stat().st_mtime_ns
 
     def names(self, path: Path) -> list[str]:
-        """Returns all names in a directory."""
         return os.listdir(path)  # noqa: PTH208 - a Path for each of 65,000 would take longer than the call
 
     def plain(self, path: Path) -> list[str]:
@@ -59,23 +55,21 @@ class Files:
         with os.scandir(path) as found:
             return [each.name for each in found if each.is_file(follow_symlinks=False)]
 
-    def entries(self, path: Path) -> Iterator[Entry]:
-        """Yields the plain files of a directory, but for those that vanish meanwhile."""
+    def entries(self, path: Path) -> Iterator[FileEntry]:
+        """Yields the plain files of a directory. A file that vanishes meanwhile is left out."""
         with os.scandir(path) as found:
             for each in found:
                 try:
                     if each.is_file(follow_symlinks=False):
                         status = each.stat(follow_symlinks=False)
-                        yield Entry(each.name, status.st_size, status.st_mtime)
+                        yield FileEntry(each.name, status.st_size, status.st_mtime)
                 except FileNotFoundError:
                     continue
 
     def space(self, path: Path) -> tuple[int, int]:
-        """Returns the free bytes of a volume, and all of them."""
+        """Returns the free bytes of a volume, and its size in bytes."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-    # --- files by their paths
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -89,12 +83,11 @@ class Files:
         path.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
-        """Marks a file as just used."""
         os.utime(path, follow_symlinks=False)
 
     def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
-        """Replaces the bytes of a small file, whose size stays the same, while no other process does so. Makes the file
-        unless it is there."""
+        """Replaces the bytes of a small file of constant size, while no other process does so. Makes the file unless it
+        exists."""
         file = os.open(path, _SHARED, 0o600)
         try:
             self._lock(file)
@@ -112,10 +105,8 @@ class Files:
                 return None
         return None
 
-    # --- open files
-
     def create(self, path: Path) -> int:
-        """Opens a new file, which only its owner may read."""
+        """Opens a new file that only its owner may read."""
         return os.open(path, _NEW, 0o600)
 
     def open(self, path: Path) -> int:
@@ -128,24 +119,18 @@ class Files:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
-        """Reads some bytes from `offset` on; returns how many, 0 at the end."""
-        if hasattr(os, "preadv"):  # not before macOS 11
-            return os.preadv(file, [into], offset)
-        data = os.pread(file, len(into), offset)
-        into[: len(data)] = data
-        return len(data)
+        """Reads some bytes from `offset` on. Returns their number, 0 at the end of the file."""
+        return os.preadv(file, [into], offset)
 
     def write(self, file: int, data: memoryview) -> int:
-        """Writes some of the data; returns how many bytes."""
+        """Writes some of the data. Returns the number of written bytes."""
         return os.write(file, data)
 
     def close(self, file: int) -> None:
         os.close(file)
 
-    # --- the clock
-
     def now_s(self) -> float:
-        """Returns the time, on the clock of the files."""
+        """Returns the time on the clock of the files."""
         return time.time()
 
     def rest(self) -> None:

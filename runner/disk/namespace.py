@@ -1,5 +1,5 @@
-"""The name of a model's folder: whatever shapes its keys and values is in it, so nobody goes on with other numbers.
-And what is in such folders, for `mlx-runner check`."""
+"""The name of a model's folder: a digest of everything that shapes its keys and values, so that no process continues
+with numbers that another one would not have computed."""
 
 import importlib.metadata
 import json
@@ -12,35 +12,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
-import msgspec
 
-from runner import __version__, cpu, json_files
+from runner import __version__, cpu
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.snapshot import Ledger
 from runner.device import device
-from runner.disk.files import Files
-from runner.disk.segment import VERSION, format_of
+from runner.disk.segment import VERSION
 from runner.disk.serialize import describe
-from runner.engine.parts import Facts
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import ModelCheckpoint
 from runner.settings import Settings
-from runner.sizes import counted, sized
 
 _DIGEST = re.compile(r"(?:sha256[-:])?([0-9a-f]{64})")
 _MOST_HEADER_BYTES = 100_000_000
-_MOST_ABOUT_BYTES = 1 << 20
 
 
 class Namespace(NamedTuple):
-    """Everything that shapes the bytes of a model's keys and values, and its digests."""
+    """The identity of a model's keys and values, and two digests of it."""
 
     name: str
     """The name of the folder."""
     root: bytes
     """The key of all points."""
     about: bytes
-    """The same in words."""
+    """The JSON of the identity."""
 
 
 def namespace_of(
@@ -54,10 +49,7 @@ def namespace_of(
         "dtypes": dtypes,
         "keys and values": salt,
         "layers": [describe(adapt(layer, Ledger())) for layer in flatten(make_layers())],
-        "versions": {
-            "runner": __version__,
-            **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")},
-        },
+        "versions": {"runner": __version__, **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")}},
         "device": [device(), str(mx.device_info().get("device_name", "")), _machine()],
         "blas": cpu.detect(settings.blas, settings.blas_threads).name,
         "kernels": cpu.find_kernels(settings.kernels).name,
@@ -70,9 +62,10 @@ def namespace_of(
 
 
 def weights_identity(checkpoint: ModelCheckpoint) -> list[str]:
-    """Returns a line for each file of weights and for each text file that the model computes by: never a name or a path
-    alone. A blob has its digest in its name; of other files everything counts that changes when one is written. No
-    weight is read. Raises OSError."""
+    """Returns a line for each file of weights, and for each text file that shapes the computation.
+
+    A blob counts by the digest in its name, another file by everything that changes when it is written, never by its
+    name or path alone. Reads no weight. Raises OSError."""
     return [*sorted(_weights(checkpoint)), *sorted(_texts(checkpoint))]
 
 
@@ -84,7 +77,7 @@ def _weights(checkpoint: ModelCheckpoint) -> Iterator[str]:
 
 
 def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
-    """Yields the digests of what shapes the computation: sizes, scaling and processing, not the tokenizer."""
+    """Yields the digests of the files with sizes, scaling and processing; the tokenizer shapes no keys and values."""
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         data = checkpoint.file(name)
         if data is not None:
@@ -92,7 +85,7 @@ def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
 
 
 def _written(path: Path) -> str:
-    """Returns what changes when a file is written, moved or replaced: its header, size, times and inode."""
+    """Returns a file's header, size, times and inode, of which some change when it is written, moved or replaced."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         count = int.from_bytes(file.read(8), "little")
@@ -101,57 +94,9 @@ def _written(path: Path) -> str:
 
 
 def _machine() -> str:
-    """Returns the kind of processor: other instructions round otherwise."""
+    """Returns the kind of processor, since other instructions round otherwise."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-# --- The line of `mlx-runner check`.
-
-
-class KeptModel(msgspec.Struct, frozen=True):
-    """A model whose conversations are kept; one of other weights, versions or types counts as another."""
-
-    name: str
-    folder: str
-    files: int
-    bytes: int
-
-
-class DiskFacts(Facts, frozen=True, kw_only=True):
-    """The directory of the disk cache, the largest model first."""
-
-    directory: str
-    models: list[KeptModel]
-
-    @property
-    def text(self) -> str:
-        models = (
-            f"{model.name}, {sized(model.bytes)} in {counted(model.files, 'file')} ({model.folder})"
-            for model in self.models
-        )
-        return f"{self.directory}: {'; '.join(models) or 'empty'}"
-
-
-def disk_facts(directory: Path) -> DiskFacts:
-    """Returns what is in a directory. What cannot be read is left out."""
-    models = []
-    try:
-        folders = [name for name in Files().names(directory) if format_of(name) is not None]
-    except OSError:
-        folders = []
-    for folder in folders:
-        try:
-            sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
-            if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
-                continue  # perhaps of another kind: a pipe would never end
-            about = json_files.parse((directory / folder / "about.json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        name = about.get("model") if isinstance(about, dict) else None
-        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes.values())))
-    models.sort(key=lambda model: (-model.bytes, model.folder))
-    return DiskFacts(directory=str(directory), models=models)

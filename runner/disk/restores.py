@@ -12,8 +12,8 @@ from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import own
 from runner.cache.node import Tokens
 from runner.cache.trie_cache import TrieCache
-from runner.disk.reader import WORTH_TOKENS, Found, Wanted
 from runner.disk.segment import ENTRIES, TAIL, Layers, Record, Segment, SegmentError
+from runner.disk.segment_reader import WORTH_TOKENS, FoundSegment, Wanted
 from runner.disk.serialize import array_in, array_of, describe, kind_of, restored_snapshot
 from runner.disk.thread import DiskThread, Reading
 from runner.engine.request import Request
@@ -22,22 +22,19 @@ from runner.model.weights.dtype import Forward
 
 log = Log(__name__)
 
-# --- Segments into the trie. Nodes are made and filled here, and no layer moves: the trie decides as ever what a prompt
-# can use of them.
-
 
 def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
-    """Puts a segment, which the reader has compared with the layers, into the trie. `prefix` are all tokens up to its
-    end. Its node counts as just used.
+    """Puts a segment, which the reader has compared with the layers, into the trie, as a node that was just used.
+    `prefix` are all tokens up to its end. No layer moves: the trie decides what a prompt can use.
 
-    Returns False, and leaves all as it was, if the tokens before it are not there or there is no room for it. Raises
-    SegmentError if a layer is kept in another form by now.
+    Returns False, and changes nothing, if the trie lacks the tokens before the segment, or room for it. Raises
+    SegmentError if a layer has another form by now.
     """
     facts, name = segment.facts, segment.name
     if any(describe(cache.sequences.kept.states[int(slot)]) != known for slot, known in facts.layers.items()):
         raise SegmentError("layers")
     nbytes = sum(record.nbytes for record in facts.records)
-    fits = _make_room(cache, nbytes)  # first: this may evict nodes on the way
+    fits = _make_room(cache, nbytes)  # first, since it may evict nodes on the way
     root, sequences = cache.trie.root(salt), cache.sequences
     _, matched = cache.trie.match(root, prefix)
     entries = name.kind == ENTRIES
@@ -65,15 +62,15 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
 
 
 def buffer_like(segment: Segment) -> memoryview:
-    """Returns the bytes of a new array of the size of this segment. A segment that is read into it enters the trie
-    without a copy: new pages cost several times as much as reading into them."""
+    """Returns the bytes of a new array of the size of this segment. A segment that is read into them enters the trie
+    without a copy, into new pages that would cost several times the reading."""
     buffer = mx.empty((len(segment.data),), mx.uint8)
     mx.eval(buffer)
     return memoryview(cast("bytes", buffer))
 
 
 def _make_room(cache: TrieCache, nbytes: int) -> bool:
-    """Evicts what was not used lately until `nbytes` fit. Returns False if they cannot."""
+    """Evicts the least recently used entries until `nbytes` fit. Returns False if they cannot."""
     budget_bytes = cache.budget_bytes
     if budget_bytes is None:
         return True
@@ -82,17 +79,15 @@ def _make_room(cache: TrieCache, nbytes: int) -> bool:
 
 
 def _arrays(segment: Segment, index: int) -> list[mx.array]:
-    """Returns the arrays of a record, not evaluated."""
-    tensors, buffer = segment.facts.records[index].tensors, segment.data.obj
+    """Returns the lazy arrays of a record."""
+    parts, buffer = zip(segment.spans(index), segment.facts.records[index].tensors, strict=True), segment.data.obj
     if isinstance(buffer, mx.array):
-        spans = zip(segment.spans(index), tensors, strict=True)
-        return [array_in(buffer, span.start, tensor.dtype, tensor.shape) for span, tensor in spans]
-    parts = zip(segment.arrays(index), tensors, strict=True)
-    return [array_of(data, tensor.dtype, tensor.shape) for data, tensor in parts]
+        return [array_in(buffer, span.start, tensor.dtype, tensor.shape) for span, tensor in parts]
+    return [array_of(segment.data[span], tensor.dtype, tensor.shape) for span, tensor in parts]
 
 
 def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:
-    """Returns the snapshots of all records, by slot; of entries, those from `matched` on."""
+    """Returns the snapshots of all records, by slot. Entries begin at `matched`."""
     held: dict[int, Snapshot] = {}
     states, found = cache.sequences.kept.states, list[tuple[Record, int, list[mx.array]]]()
     try:
@@ -101,7 +96,7 @@ def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Sn
             if states[record.slot].sliceable and start < matched:
                 arrays, start = [own(array[..., matched - start :, :]) for array in arrays], matched
             found.append((record, start, arrays))
-        mx.eval([arrays for _, _, arrays in found])  # at once: each evaluation takes a while, whatever its size
+        mx.eval([arrays for _, _, arrays in found])  # together, since each evaluation has a fixed cost
         for record, start, arrays in found:
             state = states[record.slot]
             held[record.slot] = restored_snapshot(state, start, segment.name.stop, arrays, record.content)
@@ -116,34 +111,35 @@ _LEAST_PATIENCE_S = 0.1
 """The longest wait for the disk that is always allowed."""
 _NO_TIME_S = 1e-9
 _WEIGHT = 0.25  # of the latest measurement in an average
-_LATE = 2.0  # times the time that has passed: the assumed time of a disk that has returned nothing until then
+_LATE = 2.0  # times the wait: the assumed time of a disk that has returned nothing
 _TIMED_TOKENS, _SHORT_S = (16, 112), 0.02
-"""A forward that takes less says little of the time of a token. A request that arrives waits for the first one."""
-_AGAIN = 16  # requests: one of them is tried although the disk was slower than computing
+"""The tokens of the forwards that are timed. A shorter time than this shows little, so the second one is for a fast
+model only: a request that arrives waits for it."""
+_AGAIN = 16  # the disk is tried for one in 16 requests, even if it was slower than computing
 
 
 class _Restore:
-    """A request that waits, and what was read for it."""
+    """A request that waits, and the segments that were read for it."""
 
     def __init__(self, request: Request, wanted: Wanted, began_s: float, token_s: float) -> None:
         self.request = request
         self.held = wanted.held
         self.began_s = began_s
         self.token_s = token_s
-        """The seconds that computing a token takes; 0 if that is not known."""
+        """The seconds for computing a token; 0 if unknown."""
         self.reading = Reading(wanted, self._take)
-        self.found: deque[Found] = deque()
+        self.found: deque[FoundSegment] = deque()
         self.ended = False
-        """True if nothing more will be read."""
+        """True once the last segment is read."""
         self.inserted = False
-        """True if something of it is in memory now."""
+        """True once a segment is in the trie."""
 
     @property
     def until_s(self) -> float:
-        """When it has waited for as long as computing takes."""
+        """The time at which it has waited for as long as computing takes."""
         return self.began_s + max(_LEAST_PATIENCE_S, self.token_s * (len(self.request.keys) - self.held))
 
-    def _take(self, found: Found | None) -> None:
+    def _take(self, found: FoundSegment | None) -> None:
         if found is None:
             self.ended = True
         else:
@@ -151,7 +147,7 @@ class _Restore:
 
 
 class Restores:
-    """Lets a request begin once the disk has nothing more for it. It waits no longer than computing would take."""
+    """Lets a request begin once the disk has nothing more for it. No request waits longer than computing would take."""
 
     def __init__(
         self,
@@ -166,16 +162,16 @@ class Restores:
         shares: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`layers` are the forms that segments must have: none if nothing can be restored. `forward` takes tokens
-        [1, L] and a cache list to logits. `prefill_token_s` returns the seconds that computing a token takes; None if
-        no request has shown it. `ready` is called when a request may begin. With `shares` the disk thread reads into
-        memory of the device."""
+        """`layers` are the forms of the model's layers; without any, nothing is restored. `forward` maps tokens [1, L]
+        and a cache list to logits. `prefill_token_s` returns the seconds for computing a token; None before a request
+        has shown them. Calls `ready` when a request may begin. With `shares` the disk thread reads into memory of the
+        device."""
         self.count = 0
-        """The requests for which something was restored."""
+        """The number of requests with restored tokens."""
         self.tokens = 0
-        """The tokens restored so far."""
+        """The number of restored tokens."""
         self.seconds = 0.0
-        """The time that requests have waited for them."""
+        """The time that these requests have waited."""
         self._cache = cache
         self._disk = disk
         self._salt = salt
@@ -187,13 +183,13 @@ class Restores:
         self._clock = clock
         self._sampled_token_s: float | None = None
         self._waiting: list[_Restore] = []
-        self._overdue: _Restore | None = None  # the last one that has waited in vain
+        self._overdue: _Restore | None = None  # the last restore that was too late
         self._restore_token_s: float | None = None  # an average
         self._skipped = 0
 
     @property
     def pending(self) -> bool:
-        """True if there is something to do at once."""
+        """True if `take_next` has something to do."""
         now_s = self._clock()
         return any(
             each.found or each.ended or each.request.cancelled or now_s >= each.until_s for each in self._waiting
@@ -205,13 +201,13 @@ class Restores:
         until_s = min((each.until_s for each in self._waiting), default=None)
         return None if until_s is None else max(0.0, until_s - self._clock())
 
-    def add(self, request: Request) -> None:
-        """Looks for the prompt of a request on disk, if that may be worth it: the request is `restoring` then."""
+    def add_request(self, request: Request) -> None:
+        """Looks for the prompt of a request on disk, if that may be worth it, and makes the request `restoring`."""
         keys = array("i", request.keys)
         if not self._layers or self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
             return
         if self._overdue is not None and not self._overdue.ended:
-            return  # the disk thread still waits for what this request has given up
+            return  # the disk thread is still busy with a reading that its request has given up
         if self._disk.store.listed and not self._disk.store.index.names:
             return
         held = self._cache.reusable_tokens(keys, self._salt)
@@ -227,9 +223,9 @@ class Restores:
         restore = _Restore(request, wanted, self._clock(), token_s)
         request.restoring = True
         self._waiting.append(restore)
-        self._disk.read(restore.reading)
+        self._disk.look_for(restore.reading)
 
-    def advance(self) -> bool:
+    def take_next(self) -> bool:
         """Takes one segment, or lets a request begin. Returns False if there is nothing to do."""
         now_s = self._clock()
         for restore in self._waiting:
@@ -240,7 +236,7 @@ class Restores:
             if restore.request.cancelled or ((late or restore.ended) and not restore.found):
                 self._end(restore, late=late)
                 return True
-            if restore.found:  # what was read in time counts, however long the engine has looked elsewhere
+            if restore.found:  # segments that were read in time count, even if the engine was busy since
                 if late:
                     self._stop_reading(restore)
                 self._insert(restore, restore.found.popleft())
@@ -254,7 +250,7 @@ class Restores:
         self._waiting.clear()
         self._ready()
 
-    def _insert(self, restore: _Restore, found: Found) -> None:
+    def _insert(self, restore: _Restore, found: FoundSegment) -> None:
         name, buffer = found.segment.name, None
         more = name.kind == ENTRIES and 2 * name.stop - name.start < len(restore.request.keys)
         fits = False
@@ -264,7 +260,7 @@ class Restores:
                 buffer = buffer_like(found.segment)
         except SegmentError as error:
             self._disk.reject(name, error.reason)
-        except Exception as error:  # the trie may be half changed: begin anew, as if it could not be resumed
+        except Exception as error:  # the trie may be half changed: begin anew
             log.exception("cache freed: tokens from disk could not be used")
             self._cache.detach()
             if not lacks_memory(error):
@@ -281,11 +277,11 @@ class Restores:
             self._disk.drop(restore.reading)
 
     def _end(self, restore: _Restore, *, late: bool) -> None:
-        """Lets a request begin. If nothing came before it was `late`, the disk counts as slower than computing."""
+        """Lets a request begin. If it is `late` and has no segment, the disk counts as slower than computing."""
         self._waiting.remove(restore)
         self._stop_reading(restore)
         request, keys, tokens = restore.request, restore.reading.wanted.tokens, 0
-        if restore.inserted:  # the prompt may part from them, or layers be unable to stand there
+        if restore.inserted:  # the prompt may part from the segments, or no layer stand at their ends
             tokens = request.restored = max(0, self._cache.reusable_tokens(keys, self._salt) - restore.held)
         seconds = self._clock() - restore.began_s
         milliseconds = round(seconds * 1e3, 1)
@@ -306,19 +302,19 @@ class Restores:
         self._ready()
 
     def _computing_token_s(self) -> float:
-        """Returns the seconds that computing a token takes. If no request has shown it, computes for a moment."""
+        """Returns the seconds for computing a token. If no request has shown them, computes for a moment."""
         known = self._prefill_token_s() or self._sampled_token_s
         if known is None:
             try:
                 known = self._time_token()
-            except Exception as error:  # models raise anything; a request would have met it, too
+            except Exception as error:  # a model may raise any; a request would have met it, too
                 log.warning("the disk cache does not know how long computing takes", why=exception_line(error))
             self._sampled_token_s = known = known or 0.0
         return known or _NO_TIME_S
 
     def _time_token(self) -> float:
-        """Returns the seconds that computing a token of a short prompt takes; of a longer one if that is over at once.
-        Raises what MLX raises."""
+        """Returns the seconds for computing a token of a short prompt, or of a longer one if the model is fast. Raises
+        the errors of MLX."""
         layers, seconds, count = self._cache.sequences.facts.make(), 0.0, 0
         for count in _TIMED_TOKENS:
             logits = self._forward(mx.arange(count)[None], layers)
@@ -334,7 +330,7 @@ class Restores:
         self._restore_token_s = former_s + (token_s - former_s) * _WEIGHT
 
     def _disk_wins(self) -> bool:
-        """Returns True unless restoring a token took longer lately than computing one."""
+        """Returns True unless restoring a token has lately taken longer than computing it."""
         computing_s = self._prefill_token_s()
         if self._restore_token_s is None or computing_s is None or self._restore_token_s < computing_s:
             return True

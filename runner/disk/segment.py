@@ -2,16 +2,14 @@
 
     length of the header (8 bytes), header (JSON), tokens, the tensors of the records, seal
 
-The header's metadata say everything about the segment (`Facts`); all else in the header follows from them, and is
-compared. The seal is a digest of the header. So a file is complete and unchanged, or it is refused. Pure: no file is
-touched here, and nothing but JSON is evaluated.
+The header's metadata describe the segment (`SegmentFacts`). The rest of the header follows from them, and a reader
+compares it. The seal is a digest of the header. So a file is complete and unchanged, or it is refused. This module is
+pure: it touches no file and evaluates only JSON.
 """
 
 import json
 import re
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from math import prod
@@ -22,22 +20,22 @@ from zlib import crc32
 import msgspec
 
 from runner import json_files
-
-# --- The names of segments: they carry the index, so a listing of the directory is all that a plan needs.
+from runner.disk.points import Tokens
 
 ENTRIES, TAIL, STATE = "kv", "tail", "state"
-"""The kinds of segments: the entries of sliceable layers for all tokens of the segment; the last entries of layers with
-a tail at its end; the states of layers at its end."""
+"""The kinds of segments: the entries of sliceable layers for all tokens of the segment; for layers with a tail, the
+last entries at its end; the states of layers at its end."""
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.([0-9]{1,10})-([0-9]{1,10})\.(kv|tail|state)")
 _TEMPORARY = re.compile(r"\.[0-9]+-[0-9]+\.tmp")
 _NAMESPACE = re.compile(r"v([0-9]+)-[0-9a-f]{32}")
 
 
 class Name(NamedTuple):
-    """A segment: the tokens [start, stop) of every prompt that has these points there."""
+    """The name of a segment, which holds the tokens [start, stop) of every prompt with these points. Names carry the
+    index, so a plan needs only a listing of the directory."""
 
     first: str
-    """The point at `start`; of a tail and a state, that at `stop`."""
+    """The point at `start`; for a tail or a state, the point at `stop`."""
     last: str
     """The point at `stop`."""
     start: int
@@ -51,7 +49,7 @@ class Name(NamedTuple):
 
 
 def parse_name(file: str) -> Name | None:
-    """Returns the segment of a file of this name; None if it is the name of something else."""
+    """Returns the segment that a file is named after; None if the file is no segment."""
     found = _NAME.fullmatch(file)
     if found is None:
         return None
@@ -62,89 +60,26 @@ def parse_name(file: str) -> Name | None:
 
 
 def temporary(pid: int, number: int) -> str:
-    """Returns the name of a file that is still being written."""
+    """Returns the name of a file while it is written."""
     return f".{pid}-{number}.tmp"
 
 
 def is_temporary(file: str) -> bool:
-    """Returns True for the name of a file that is, or was, being written."""
+    """Returns True for a name that `temporary` makes."""
     return _TEMPORARY.fullmatch(file) is not None
 
 
 def format_of(directory: str) -> int | None:
-    """Returns the version of the files in a directory of segments; None for a directory of anything else."""
+    """Returns the version of the files in a directory of segments; None for any other directory."""
     found = _NAMESPACE.fullmatch(directory)
     return int(found[1]) if found else None
-
-
-# --- Points: digests of the prefixes of a prompt, by which segments are named and found. A point covers the model
-# (`root`), the salt and all tokens before it, so any prompt finds what is kept of it by hashing itself, however that
-# was cut into segments. A picture counts by the digest of what the model sees, never by its name in one process.
-
-Tokens: TypeAlias = "array[int]"
-DigestOf: TypeAlias = Callable[[int], bytes | None]
-"""Returns the digest of the picture with a negative name; None if it is forgotten."""
-_PICTURE = b"\xff\xff\xff\xff"  # no token: their top bit is 0
-
-
-class UnknownMediaError(LookupError):
-    """An item's digest is forgotten: its tokens have no point."""
-
-
-class PrefixDigests:
-    """The points of one prompt, computed on demand: each costs a hash over the tokens since the nearest one before
-    it."""
-
-    def __init__(self, root: bytes, salt: str, tokens: Sequence[int], digest_of: DigestOf = lambda _: None) -> None:
-        """`root` is the key of the namespace."""
-        self.tokens = tokens if isinstance(tokens, array) else array("i", tokens)
-        self._digest_of = digest_of
-        self._offsets = [0]
-        name = salt.encode()
-        self._states = [blake2b(len(name).to_bytes(8, "little") + name, digest_size=16, key=root)]
-
-    def at(self, offset: int) -> str:
-        """Returns the point after the first `offset` tokens, in hex. Raises UnknownMediaError."""
-        index = bisect_right(self._offsets, offset) - 1
-        before, state = self._offsets[index], self._states[index]
-        if before < offset:
-            state = state.copy()
-            state.update(self._spelled(self.tokens[before:offset], self._digest_of))
-            self._offsets.insert(index + 1, offset)
-            self._states.insert(index + 1, state)
-        return state.hexdigest()
-
-    def after(self, offset: int, tokens: Tokens, digest_of: DigestOf) -> str:
-        """Returns the point after other tokens that follow the first `offset`, whose pictures `digest_of` knows.
-        Raises UnknownMediaError."""
-        self.at(offset)
-        state = self._states[bisect_right(self._offsets, offset) - 1].copy()
-        state.update(self._spelled(tokens, digest_of))
-        return state.hexdigest()
-
-    def _spelled(self, tokens: Tokens, digest_of: DigestOf) -> bytes:
-        if min(tokens) >= 0:
-            return tokens.tobytes()
-        words: list[bytes] = []
-        known: dict[int, bytes] = {}
-        for token in tokens:
-            if token >= 0:
-                words.append(token.to_bytes(4, "little"))
-                continue
-            if token not in known:
-                digest = digest_of(token)
-                if digest is None:
-                    raise UnknownMediaError(f"item {token}")
-                known[token] = _PICTURE + digest
-            words.append(known[token])
-        return b"".join(words)
 
 
 VERSION = 3
 """The version of the files and of the computation that made them; part of the name of their directory. Raise it when
 the meaning of a model's configuration changes."""
 MOST_BYTES = 1 << 30
-"""The largest file. What is larger is not kept."""
+"""The largest file; a larger segment is not kept."""
 ITEM_FORMATS = {
     "BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "F16": "H", "BF16": "H", "I32": "i", "U32": "I",
     "F32": "f", "I64": "q", "U64": "Q", "C64": "Q",
@@ -156,7 +91,7 @@ SEAL_BYTES = 16
 
 
 class SegmentError(Exception):
-    """A file is not the segment that it should be. `reason` is `torn`, `crc`, `tokens` or `layers`."""
+    """A file that is not the segment of its name. `reason` is `torn`, `crc`, `tokens` or `layers`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -164,7 +99,7 @@ class SegmentError(Exception):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An array of a record."""
+    """The form of an array of a record."""
 
     dtype: str
     """One of ITEM_FORMATS."""
@@ -182,32 +117,32 @@ class Record(msgspec.Struct, frozen=True):
     start: int
     tensors: tuple[Tensor, ...]
     content: str = ""
-    """Of a state: JSON of the attributes, in which arrays are numbers of tensors."""
+    """The JSON of a state's attributes, in which each array is the number of its tensor; empty for other layers."""
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-class Facts(msgspec.Struct, frozen=True):
+class SegmentFacts(msgspec.Struct, frozen=True):
     """The description of a segment in its file."""
 
     name: Name
     namespace: str
     layers: dict[str, str]
-    """Every layer that the model uses, by slot: its class and sizes."""
+    """The class and sizes of every layer that the model uses, by slot."""
     records: tuple[Record, ...]
     pictures: tuple[str, ...] = ()
-    """Digests, in hex. In the tokens, picture k is -1 - k."""
+    """The digests of the pictures, in hex. In the tokens, picture k is -1 - k."""
     checkpoint: bool = False
-    """True for a state or tail at a place made to return to."""
+    """True for a state or tail at a checkpoint."""
     crc: int = 0
-    """The CRC-32 of the tokens and all tensors. A sum of each would say no more, and would wait for the interpreter,
-    which the engine has while it takes the segment before."""
+    """The CRC-32 of the tokens and all tensors. One sum for each tensor would wait more often for the interpreter,
+    which the engine holds while it takes the segment before."""
 
     @property
     def tokens(self) -> int:
-        """The number of its tokens; those of a tail or a state are not repeated."""
+        """The number of stored tokens: none for a tail or a state."""
         return self.name.stop - self.name.start if self.name.kind == ENTRIES else 0
 
     @property
@@ -219,7 +154,7 @@ class Facts(msgspec.Struct, frozen=True):
 class Segment(NamedTuple):
     """A segment in memory. `data` starts with the tokens, then the tensors, without gaps."""
 
-    facts: Facts
+    facts: SegmentFacts
     data: memoryview
 
     @property
@@ -228,22 +163,18 @@ class Segment(NamedTuple):
 
     @property
     def tokens(self) -> Tokens:
-        """Its tokens, as stored: pictures by their place in the facts."""
+        """The tokens as they are stored: each picture by its place in the facts."""
         return array("i", bytes(self.data[: 4 * self.facts.tokens]))
 
-    def arrays(self, record: int) -> list[memoryview]:
-        """Returns the bytes of the tensors of a record."""
-        return [self.data[span] for span in self.spans(record)]
-
     def spans(self, record: int) -> list[slice]:
-        """Returns where in `data` the tensors of a record are."""
+        """Returns the places in `data` of the tensors of a record."""
         first = sum(len(each.tensors) for each in self.facts.records[:record])
         spans = [slice(*ends) for ends in pairwise(accumulate(self.facts.sizes))]
         return spans[first : first + len(self.facts.records[record].tensors)]
 
 
 def sealed(segment: Segment) -> list[memoryview]:
-    """Returns the bytes of the file, in parts. Computes the sums."""
+    """Computes the sums, and returns the bytes of the file in parts."""
     facts, data = segment.facts, segment.data[: sum(segment.facts.sizes)]
     header = _header(msgspec.structs.replace(facts, crc=crc32(data)))
     seal = blake2b(header, digest_size=SEAL_BYTES).digest()
@@ -251,40 +182,40 @@ def sealed(segment: Segment) -> list[memoryview]:
 
 
 def header_bytes(length: bytes, file_bytes: int) -> int:
-    """Returns the bytes of the header from the first 8 of a file. Raises SegmentError."""
+    """Returns the length of the header, given the first 8 bytes of a file. Raises SegmentError."""
     found = int.from_bytes(length, "little")
     if len(length) != 8 or found > min(_MOST_HEADER_BYTES, file_bytes - 8 - SEAL_BYTES):
         raise SegmentError("torn")
     return found
 
 
-def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_bytes: int) -> Facts:
-    """Returns the facts in a header. Raises SegmentError unless it is as it was written, and describes a file of this
-    name and size."""
+def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_bytes: int) -> SegmentFacts:
+    """Returns the facts in a header. Raises SegmentError if the header has changed since it was written, or describes a
+    file of another name or size."""
     if blake2b(header, digest_size=SEAL_BYTES).digest() != seal:
         raise SegmentError("crc")
     try:
-        facts = msgspec.json.decode(json.loads(header)["__metadata__"]["segment"], type=Facts)
+        facts = msgspec.json.decode(json.loads(header)["__metadata__"]["segment"], type=SegmentFacts)
         same = _header(facts) == header
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError, msgspec.MsgspecError):
         raise SegmentError("crc") from None
     if not same:
         raise SegmentError("crc")
     if facts.name != name or facts.namespace != namespace:
-        raise SegmentError("tokens")  # a whole file, under the name of another
+        raise SegmentError("tokens")  # a complete file under the name of another one
     if 8 + len(header) + sum(facts.sizes) + SEAL_BYTES != file_bytes:
         raise SegmentError("torn")
     return facts
 
 
-def checked(facts: Facts, data: memoryview) -> Segment:
-    """Returns a segment. Raises SegmentError unless the data are as they were written."""
+def checked(facts: SegmentFacts, data: memoryview) -> Segment:
+    """Returns the segment of these data. Raises SegmentError if they have changed since they were written."""
     if crc32(data) != facts.crc:
         raise SegmentError("crc")
     return Segment(facts, data)
 
 
-def _header(facts: Facts) -> bytes:
+def _header(facts: SegmentFacts) -> bytes:
     table: dict[str, object] = {
         "__metadata__": {"segment": msgspec.json.encode(facts).decode()},
         "tokens": {"dtype": "I32", "shape": [facts.tokens], "data_offsets": [0, 4 * facts.tokens]},
@@ -300,12 +231,8 @@ def _header(facts: Facts) -> bytes:
     return text + b" " * (-len(text) % 8)  # the data are aligned
 
 
-# --- The comparison of a segment with the layers of the model. Sums find a file that has changed since it was written,
-# not one that was wrong from the start. A layer would take arrays of other types or sizes, and compute nonsense.
-
-
 class Form(NamedTuple):
-    """The content of a layer after a few tokens, as a segment would hold it."""
+    """The content of a layer after a few tokens, in the form that a segment would give it."""
 
     kind: str
     description: str
@@ -313,16 +240,17 @@ class Form(NamedTuple):
     tensors: tuple[Tensor, ...]
     content: str
     grows: bool
-    """True for a state whose arrays may be longer after more tokens, each on one axis, or not be there yet."""
+    """True for a state whose arrays may grow with the tokens, each on one axis, or appear later."""
 
 
 Layers: TypeAlias = dict[str, Form]
-"""By slot: every layer that the model uses."""
+"""The form of every layer that the model uses, by slot."""
 
 
-def compare(facts: Facts, layers: Layers) -> None:
-    """Raises SegmentError unless a segment is of these layers, has each of its kind once, and has their types and
-    shapes."""
+def compare(facts: SegmentFacts, layers: Layers) -> None:
+    """Raises SegmentError unless a segment has each layer of its kind once, with its types and shapes.
+
+    Sums cannot find a segment that was wrong from the start. A layer would accept its arrays and compute nonsense."""
     described = {slot: form.description for slot, form in layers.items()}
     wanted = sorted(slot for slot, form in layers.items() if form.kind == facts.name.kind)
     known = facts.layers == described and sorted(str(record.slot) for record in facts.records) == wanted
@@ -343,7 +271,7 @@ def _fits(record: Record, form: Form, name: Name) -> bool:
 
 
 def _grown(record: Record, form: Form) -> bool:
-    """Returns True if a state has the attributes of the form, of the same types, and each array once."""
+    """Returns True if a state has the attributes and types of the form, and refers to each of its tensors once."""
     places = list[int]()
 
     def alike(found: object, known: object) -> bool:
@@ -373,7 +301,7 @@ def _grown(record: Record, form: Form) -> bool:
 
 
 def _longer(tensor: Tensor, known: Tensor) -> bool:
-    """Returns True if a tensor differs from a known one in its length at most: on one axis."""
+    """Returns True if a tensor has the type of a known one, and the same shape but for at most one axis."""
     if (tensor.dtype, len(tensor.shape)) != (known.dtype, len(known.shape)):
         return False
     return sum(size != other for size, other in zip(tensor.shape, known.shape, strict=True)) <= 1

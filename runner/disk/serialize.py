@@ -1,7 +1,7 @@
 """Snapshots to bytes, for files, and back.
 
-A state is a tree of plain values and arrays; a model whose layers hold anything else is not kept on disk. So nothing
-here runs code that comes from a file.
+A state is a tree of plain values and arrays. A model whose layers hold anything else is not kept on disk, so no file
+can bring code.
 """
 
 import json
@@ -29,22 +29,22 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PLAIN = (type(None), bool, int, float, str)
 PIECE_BYTES = 1 << 19
-"""Copied at once: this takes a millisecond where memory is slow."""
+"""The bytes of a piece, whose copy takes a millisecond with slow memory."""
 
 
 class SerializeError(TypeError):
-    """A layer holds something that no file can, which the text names."""
+    """A layer holds a value that no file can hold; the text names it."""
 
 
 class Part(NamedTuple):
-    """The entries `span` [low, high) of an array, on the axis of tokens; all of it if that is None."""
+    """The entries `span` [low, high) of an array, on the axis of tokens; None means the whole array."""
 
     array: mx.array
     span: tuple[int, int] | None = None
 
     @property
     def dtype(self) -> str:
-        """Its name in files. Raises SerializeError."""
+        """The name of its type in files. Raises SerializeError."""
         name = _NAMES.get(self.array.dtype)
         if name is None:
             raise SerializeError(f"{self.array.dtype}")
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 def describe(state: LayerState) -> str:
-    """Returns the class of a layer and the numbers that it was made with. Layers of equal descriptions can hold each
+    """Returns the class of a layer and the numbers of its constructor. Layers with equal descriptions can hold each
     other's snapshots."""
     sizes = [
         f"{name}={len(value) if isinstance(value, list) else value}"
@@ -75,8 +75,8 @@ def kind_of(state: LayerState) -> str:
 
 
 def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
-    """Returns the arrays in which a snapshot holds the tokens [start, stop), and the JSON of all else in a state. Use
-    them before anything else happens: the arrays may be those of a live layer. Raises SerializeError."""
+    """Returns the arrays in which a snapshot holds the tokens [start, stop), and the JSON of the other values of a
+    state. Use the arrays at once: they may belong to a live layer. Raises SerializeError."""
     if isinstance(snapshot, StateSnapshot):
         owner = snapshot.owner
         content = (
@@ -95,7 +95,7 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
 
 
 def forms_of(sketch: Sketch) -> Layers:
-    """Returns the forms that segments of a model must have; none if no file can hold its layers."""
+    """Returns the forms of a model's layers; none if no file can hold them."""
     try:
         return {str(slot): _form(state, sketch.tokens) for slot, state in sketch.used.items()}
     except SerializeError:
@@ -113,13 +113,13 @@ def _form(state: LayerState, tokens: int) -> Form:
 
 
 def moves_what_the_host_reads() -> bool:
-    """Returns True on CUDA: the host's look at an array moves its whole buffer."""
+    """Returns True on CUDA, where a view of an array moves its whole buffer to the host."""
     return device() != "cpu" and not mx.metal.is_available()
 
 
 def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
-    """Copies a part into the bytes of an array of `count` tokens, from the token `first` on. With `on_device` its
-    entries are copied there first: the host's look at an array would move the whole buffer."""
+    """Copies a part into the bytes of an array of `count` tokens, from the token `first` on. With `on_device` copies
+    the entries on the device first, since a view of an array would move its whole buffer to the host."""
     array, (low, high) = part.array, part.span or (0, part.array.shape[-2])
     if not into.nbytes or low == high:
         return
@@ -134,8 +134,8 @@ def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_devi
 
 
 def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -> int:
-    """Copies the next bytes of an array, at most PIECE_BYTES, to `into`, which has the first `at`. Returns how many it
-    has then. `on_device` is as for `copy_tokens`."""
+    """Copies the next bytes of an array, at most PIECE_BYTES, to `into`, which has the first `at`. Returns the number
+    of bytes in `into`. `on_device` is as for `copy_tokens`."""
     if on_device or not _is_contiguous(array):
         array, stop = _piece(array, at)
         with _view(own(array)) as view, view.cast("B") as source:
@@ -149,7 +149,7 @@ def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -
 
 
 def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
-    """Returns the piece of an array that starts with the byte `at`, where an earlier one ended, and its end."""
+    """Returns the piece of an array from the byte `at` on, where an earlier piece ended, and the end of this one."""
     stop, within = array.nbytes, array
     start = 0
     while within.ndim and within.nbytes > PIECE_BYTES:
@@ -164,10 +164,10 @@ def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
 
 
 def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns an array with a copy of these bytes. It is not evaluated if Python does not know its type."""
+    """Returns an array with a copy of these bytes. The array stays lazy if Python does not know its type."""
     if not data.nbytes:
         return mx.zeros(shape, _DTYPES[dtype])
-    form = cast("Literal['B']", ITEM_FORMATS[dtype])  # its type is that of any of them
+    form = cast("Literal['B']", ITEM_FORMATS[dtype])  # any of the formats that `memoryview.cast` takes
     items = data.cast("B").cast(form, list(shape)) if shape else data.cast(form)
     found = mx.array(cast("list[int]", items))
     found = found if shape else found[0]
@@ -175,8 +175,8 @@ def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
 
 
 def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns an array that shares the bytes of `buffer` uint8 [N] from `at` on; it is not evaluated. If they are not
-    aligned it has a copy."""
+    """Returns a lazy array that shares the bytes of `buffer` uint8 [N] from `at` on, or has a copy if they are not
+    aligned."""
     kind = _DTYPES[dtype]
     flat = buffer[at : at + prod(shape) * kind.size]
     if at % kind.size:
@@ -185,7 +185,7 @@ def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.
 
 
 def restored_snapshot(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:
-    """Returns a snapshot of these arrays, evaluated, for a layer. Raises SerializeError if it cannot hold them."""
+    """Returns a snapshot of these evaluated arrays for a layer. Raises SerializeError if the layer cannot hold them."""
     if isinstance(state, CountedState):
         found = _decoded(json.loads(content), arrays)
         if not isinstance(found, type(state.content)):
@@ -202,7 +202,7 @@ def _is_contiguous(array: mx.array) -> bool:
 
 
 def _view(array: mx.array) -> "memoryview[int]":
-    """Returns a view of the bytes of an array, evaluated. Release it at once: a write into the array shows in it."""
+    """Evaluates an array, and returns a view of its bytes. Release the view at once: it shows writes into the array."""
     return memoryview(cast("bytes", array))
 
 

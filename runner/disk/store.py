@@ -1,9 +1,8 @@
 """The directory of one model's segments: list, read, publish. Owner: the disk thread; any thread may read the index and
 the counts.
 
-A file is written under a temporary name and renamed when it is complete, so whatever ends the process leaves a
-complete segment or none. There is no fsync: SIGKILL loses nothing of the page cache, and after a power cut the sums
-show what is damaged.
+A file is written under a temporary name and renamed when it is complete, so any end of the process leaves a complete
+segment or none. There is no fsync: the page cache survives SIGKILL, and after a power cut the sums show the damage.
 """
 
 import errno
@@ -19,11 +18,11 @@ from runner.disk.segment import (
     ENTRIES,
     MOST_BYTES,
     SEAL_BYTES,
-    Facts,
     Layers,
     Name,
     Segment,
     SegmentError,
+    SegmentFacts,
     checked,
     compare,
     header_bytes,
@@ -39,16 +38,16 @@ _FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EEXIST, er
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _RELIST_S = 2.0
 _DAY_S = 86_400.0
-_TOGETHER = 256  # names between two moments for other threads
+_TOGETHER = 256  # names between two pauses for other threads
 
 
 class Index:
-    """The names of the segments in the directory, as far as this process knows. Every change is one assignment to a
-    dictionary, so that readers see the state before it or after it."""
+    """The names of the segments in the directory that this process knows. Every change is one assignment to a
+    dictionary, so readers see the state before or after it."""
 
     def __init__(self, names: Iterable[Name] = ()) -> None:
         self.names: dict[str, Name] = {}
-        """All, by file name."""
+        """All segments, by file name."""
         self.starts: Counter[int] = Counter()
         """The number of segments of entries that start at an offset."""
         self.ends: Counter[int] = Counter()
@@ -72,7 +71,6 @@ class Index:
         return self._held.get((kind, point))
 
     def add(self, name: Name) -> None:
-        """Adds a segment, unless it is there."""
         if name.file in self.names:
             return
         if name.kind == ENTRIES:
@@ -85,7 +83,6 @@ class Index:
         self.names[name.file] = name
 
     def discard(self, name: Name) -> None:
-        """Removes a segment, if it is there."""
         if self.names.pop(name.file, None) is None:
             return
         self.kinds[name.kind] -= 1
@@ -102,7 +99,7 @@ class Index:
                 del self._held[name.kind, name.last]
 
     def replace(self, files: Iterable[str], rest: Callable[[], None] = lambda: None) -> None:
-        """Makes the segments among these files the only ones. Only new ones take time; calls `rest` now and then."""
+        """Keeps exactly the segments among these files. Only new names take time; calls `rest` now and then."""
         wanted = set(files)
         for file in self.names.keys() - wanted:
             self.discard(self.names[file])
@@ -115,46 +112,41 @@ class Index:
 
 
 class SegmentStore:
-    """The segments of one namespace. No method raises OSError: a fault is a miss, and a line in the log."""
+    """The segments of one namespace. No method raises OSError: a fault is a miss and a line in the log."""
 
     def __init__(self, files: Files, directory: Path, namespace: str, about: bytes, most_written: int) -> None:
-        """`directory` is that of all models, `namespace` the name of this model's folder in it, `about` the content of
-        the file that describes it. Writes at most `most_written` bytes a day."""
+        """`directory` is the directory of all models, `namespace` the name of this model's folder in it, `about` the
+        content of the file that describes the model. Writes at most `most_written` bytes a day."""
         self.namespace = namespace
         self.folder = directory / namespace
         self._files = files
         self._about = about
         self._most_written = most_written
-
-        # The listing
+        # The listing.
         self.index = Index()
         self.listed = False
-        """True once the index can be relied on."""
+        """True once the index is complete."""
         self._changed_ns = -1
         self._listed_s = float("-inf")
-
-        # Reading
+        # Reading.
         self.read_bytes = 0
         self.rejected: Counter[str] = Counter()
-        """Files that were not as they should be, by reason."""
+        """The number of damaged files, by reason."""
         self.buffers: list[memoryview] = []
-        """Buffers to read into, if they are large enough."""
-
-        # Writing
+        """Buffers to read into; small ones are dropped."""
+        # Writing.
         self.written_bytes = 0
         self.write_errors = 0
         self.why_not_writing = ""
-        """Why nothing is written any more; empty if something is, or may be later."""
+        """The reason why nothing is written any more; empty while writing is possible, or rests."""
         self._number = int.from_bytes(os.urandom(6))  # runners in containers may have the same process id
         self._pause_s = _PAUSE_S
         self._paused_until_s = float("-inf")
         self._day_s = float("-inf")
         self._written_today = 0
 
-    # --- the listing
-
     def open(self) -> None:
-        """Makes the folder, unless it is there, and lists it."""
+        """Makes the folder, unless it exists, and lists it."""
         try:
             self._make_folder()
         except OSError as error:
@@ -174,26 +166,21 @@ class SegmentStore:
                 self.index.replace(self._files.plain(self.folder), self._files.rest)
                 self._changed_ns = changed_ns
         except OSError:
-            self._forget_listing()
+            self.index.replace(())
+            self._changed_ns = -1
 
-    def _forget_listing(self) -> None:
-        self.index.replace(())
-        self._changed_ns = -1
+    def read_segment(self, name: Name, layers: Layers | None = None, *, only_tokens: bool = False) -> Segment | None:
+        """Reads a segment, and compares it with its sums, and with the layers of the model if they are given. Returns
+        None if it is gone; removes it and returns None if it is damaged or of other layers.
 
-    # --- reading
-
-    def read(self, name: Name, layers: Layers | None = None, *, only_tokens: bool = False) -> Segment | None:
-        """Returns a segment, compared with its sums, and with the layers of the model if they are given. Returns None
-        if it is gone; removes it and returns None if it is damaged or of other layers.
-
-        With `only_tokens` nothing else of its data is read, and the tokens are not compared with the sum.
+        With `only_tokens` reads none of its other data, and does not compare the tokens with the sum.
         """
         try:
             file = self._files.open(self.folder / name.file)
             try:
                 facts, at = self._facts(file, name)
                 if layers is not None:
-                    compare(facts, layers)  # before memory is taken for what a header claims
+                    compare(facts, layers)  # before memory is taken for the sizes in a header
                 sizes = facts.sizes
                 buffer = memoryview(bytearray(sizes[0])) if only_tokens else self._buffer(sum(sizes))
                 self._fill(file, buffer, at)
@@ -208,20 +195,15 @@ class SegmentStore:
         return None
 
     def reject(self, name: Name, reason: str) -> None:
-        """Removes a segment that is not as it should be, and counts it."""
+        """Removes a damaged segment, and counts it."""
         if not self.rejected[reason]:
             log.warning("a file of the disk cache is damaged: removed", reason=reason, file=name.file)
         self.rejected[reason] += 1
-        self.drop(name)
-
-    def drop(self, name: Name) -> None:
-        """Removes a segment. One that cannot be removed is not used either."""
-        self.index.discard(name)
+        self.index.discard(name)  # a file that cannot be removed is not used either
         with suppress(OSError):
             self._files.unlink(self.folder / name.file)
 
     def touch(self, name: Name) -> None:
-        """Marks a segment as just used."""
         try:
             self._files.touch(self.folder / name.file)
         except FileNotFoundError:
@@ -229,8 +211,8 @@ class SegmentStore:
         except OSError:
             return  # a read-only volume: it is still read
 
-    def _facts(self, file: int, name: Name) -> tuple[Facts, int]:
-        """Returns the facts in an open file, and where its data begin. Raises SegmentError and OSError."""
+    def _facts(self, file: int, name: Name) -> tuple[SegmentFacts, int]:
+        """Returns the facts in an open file, and the offset of its data. Raises SegmentError and OSError."""
         size = self._files.size(file)
         if size is None or size > MOST_BYTES:
             raise SegmentError("torn")
@@ -246,7 +228,7 @@ class SegmentStore:
     def _buffer(self, nbytes: int) -> memoryview:
         buffer = self.buffers.pop() if self.buffers else None
         if buffer is None or len(buffer) < nbytes:
-            buffer = memoryview(mmap(-1, max(1, nbytes)))  # a bytearray would be zeroed first
+            buffer = memoryview(mmap(-1, max(1, nbytes)))  # a bytearray would be filled with zeros first
         return buffer[:nbytes]
 
     def _fill(self, file: int, buffer: memoryview, offset: int) -> None:
@@ -257,11 +239,9 @@ class SegmentStore:
                 raise SegmentError("torn")
             at += count
 
-    # --- writing
-
     @property
     def may_write(self) -> bool:
-        """True unless writing is off for good, rests after an error, or the day's bytes are written."""
+        """True unless writing has ended, rests after an error, or has reached the day's bytes."""
         now_s = self._files.now_s()
         if not 0 <= now_s - self._day_s < _DAY_S:
             self._day_s = now_s
@@ -271,8 +251,8 @@ class SegmentStore:
         return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
 
     def publish(self, segment: Segment, reserve: Callable[[int], bool] = lambda _: True) -> bool | None:
-        """Writes a segment: completely, or returns False. Returns None if there is no room for it: `reserve` counts its
-        bytes, or returns False."""
+        """Writes a segment completely, and returns True; False after an error. Returns None if there is no room:
+        `reserve` counts its bytes, or returns False."""
         name = segment.name
         if name in self.index:
             self.touch(name)
@@ -284,7 +264,7 @@ class SegmentStore:
             if not reserve(size):
                 return None
             self._commit(parts, self.folder / name.file)
-        except IsADirectoryError:  # it is not ours, and others can still be written
+        except IsADirectoryError:  # it is not ours, and other segments can still be written
             if not self.rejected["directory"]:
                 log.warning("a directory has the name of a file of the disk cache: left alone", directory=name.file)
             self.rejected["directory"] += 1
@@ -299,7 +279,7 @@ class SegmentStore:
         return True
 
     def rest(self, why: str) -> None:
-        """Writes nothing for a while, longer each time."""
+        """Stops writing for a while, which is longer each time."""
         self._paused_until_s = self._files.now_s() + self._pause_s
         log.warning("the disk cache rests", why=why, seconds=self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -330,11 +310,11 @@ class SegmentStore:
             at += count
 
     def _make_folder(self) -> None:
-        """Makes the folder, and says in it what it is for."""
+        """Makes the folder, with the file that describes the model."""
         about = self.folder / "about.json"
         if self._files.exists(about):
             return
-        for folder in (self.folder.parent, self.folder):  # both, if somebody has removed everything
+        for folder in (self.folder.parent, self.folder):  # somebody may have removed both
             self._files.make_directory(folder)
         self._commit([memoryview(self._about)], about)
 

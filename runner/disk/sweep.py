@@ -1,7 +1,8 @@
 """Keeps all segments of all models within one bound. Owner: the disk thread.
 
 Every process reserves the bytes that it is about to write in one small file, the tally. So the bound holds without a
-look at the directory; a sweep, which looks, corrects the tally. What a killed process had reserved counts until then.
+listing of the directory. A sweep, which lists it, corrects the tally; the reservations of killed processes count until
+then.
 """
 
 import struct
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from runner.disk.files import Entry, Files
+from runner.disk.files import FileEntry, Files
 from runner.disk.segment import VERSION, Name, format_of, is_temporary, parse_name
 from runner.logs import Log
 from runner.sizes import sized
@@ -21,11 +22,11 @@ log = Log(__name__)
 _ABANDONED_S = 3600.0
 """The age of a temporary file that nobody will finish."""
 _FORWARD = 16  # tokens: the fixed cost of a forward
-_SPARE = 16  # a part of the bound is freed at once
-_TOGETHER = 32  # files between two looks for something more urgent
-_FLOOR_BYTES = 10 << 30  # stay free on the volume, or a part of it if that is more
+_SPARE = 16  # a sweep that makes room frees 1 / 16 of the bound more
+_TOGETHER = 32  # files between two pauses for something more urgent
+_FLOOR_BYTES = 10 << 30  # stay free on the volume, or 1 / _FLOOR_SHARE of it if that is more
 _FLOOR_SHARE = 20
-_MOST_SHARE = 4  # of the volume: no more stays free
+_MOST_SHARE = 4  # no more than 1 / 4 of the volume stays free
 _TALLY = struct.Struct("<3Q")  # and the CRC-32 of it
 
 
@@ -33,20 +34,20 @@ class Tally(NamedTuple):
     """The bytes of all models, as all processes count them."""
 
     written: int
-    """By all processes, ever."""
+    """The bytes that all processes have ever written."""
     held: int
-    """What the last sweep left."""
+    """The bytes that the last sweep left."""
     at: int
-    """`written` when it began."""
+    """The value of `written` when that sweep began."""
 
     @property
     def nbytes(self) -> int:
-        """What is held now, or more: what was written during the sweep may count twice."""
+        """The bytes that are held now, or more: those written during the sweep may count twice."""
         return max(0, self.held + self.written - self.at)
 
 
 class _Held(NamedTuple):
-    """A segment. The least of them is the first to go: idle for long, large, and soon computed again; of equals the
+    """A segment. The least one goes first: it is idle for long, large, and soon computed again; of equals, the
     deepest."""
 
     worth: float
@@ -58,12 +59,13 @@ class _Held(NamedTuple):
 
 
 class Sweep:
-    """Counts, and removes what is too old or too much. Only segments and abandoned temporary files are touched."""
+    """Counts the bytes of segments, and removes old ones and those beyond the bound. Touches only segments and
+    abandoned temporary files."""
 
     def __init__(self, files: Files, directory: Path, most_bytes: int, most_age_s: float) -> None:
         self.most_bytes = most_bytes
         self.evicted_bytes = 0
-        """By all sweeps."""
+        """The bytes that all sweeps have removed."""
         self._files = files
         self._directory = directory
         self._tally: Tally | None = None  # as this process saw it last
@@ -72,12 +74,12 @@ class Sweep:
 
     @property
     def held_bytes(self) -> int:
-        """Of all models, when this process last looked at the tally."""
+        """The bytes of all models, when this process last read the tally."""
         return self._tally.nbytes if self._tally is not None else 0
 
     def reserve(self, nbytes: int) -> bool:
-        """Counts bytes that are about to be written. Returns False if there is no room for them, which the next sweep
-        makes. Raises OSError."""
+        """Counts bytes that are about to be written. Returns False if there is no room, which the next sweep makes.
+        Raises OSError."""
         self._wanted = nbytes
 
         def counted(tally: Tally | None) -> Tally | None:
@@ -90,7 +92,7 @@ class Sweep:
         return not self._wanted
 
     def _count(self, change: Callable[[Tally | None], Tally | None]) -> None:
-        """Changes the tally, which is None if nobody has counted yet. Raises OSError."""
+        """Changes the tally, which is None before the first count. Raises OSError."""
 
         def changed(data: bytes) -> bytes:
             self._tally = change(_decoded(data))
@@ -127,7 +129,7 @@ class Sweep:
         for folder in folders:
             version = format_of(folder)
             path = self._directory / folder
-            if version is None or not self._files.is_folder(path):  # what a link leads to is not ours
+            if version is None or not self._files.is_folder(path):  # the target of a link is not ours
                 continue
             for count, entry in enumerate(self._entries(path)):
                 if count % _TOGETHER == _TOGETHER - 1:
@@ -166,7 +168,7 @@ class Sweep:
             self._count(end)
 
     def _limit(self, total: int) -> int:
-        """Returns the bytes that may be held: the bound, or less if the volume is nearly full."""
+        """Returns the bytes that may be held: the bound, or less on a volume that is nearly full."""
         try:
             free, size = self._files.space(self._directory)
         except OSError:
@@ -174,7 +176,7 @@ class Sweep:
         floor = min(max(_FLOOR_BYTES, size // _FLOOR_SHARE), size // _MOST_SHARE)
         return max(0, min(self.most_bytes, total + free - floor))
 
-    def _entries(self, path: Path) -> Iterator[Entry]:
+    def _entries(self, path: Path) -> Iterator[FileEntry]:
         with suppress(OSError):
             yield from self._files.entries(path)
 
@@ -197,6 +199,6 @@ def _encoded(tally: Tally) -> bytes:
 
 
 def _decoded(data: bytes) -> Tally | None:
-    """Returns the tally in the bytes of its file; None if that is new or damaged."""
+    """Returns the tally in the bytes of its file; None if the file is new or damaged."""
     sound = len(data) >= 28 and crc32(data[:24]) == int.from_bytes(data[24:28], "little")
     return Tally(*_TALLY.unpack(data[:24])) if sound else None

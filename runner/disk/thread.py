@@ -1,8 +1,8 @@
-"""The disk thread: a few reads before each write, and sweeps when there is nothing else to do, or no room.
+"""The disk thread: a few reads before each write, and sweeps when there is no room, or nothing else to do.
 
-It does one small piece of work after the other (`step`), so that a request never waits for more than one segment of
-another. Messages are functions, both ways: the disk thread runs those of the engine between two pieces of work, and
-`post` runs its own on the engine thread. So all state but the counts belongs to one thread.
+It does one small piece of work after the other (`step`), so a request never waits for more than one segment of another
+request. Messages are functions: the disk thread runs the engine's between two pieces of work, and `post` runs its own
+on the engine thread. So all state but the counts belongs to one thread.
 """
 
 import threading
@@ -14,8 +14,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from runner.disk.files import Files
-from runner.disk.reader import Found, Reader, Wanted
 from runner.disk.segment import Name, Segment
+from runner.disk.segment_reader import FoundSegment, Reader, Wanted
 from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.logs import Log
@@ -24,32 +24,32 @@ log = Log(__name__)
 _SWEEP_S = 60.0
 _MOST_SWEEPS = 3  # for one segment: other processes may take the room
 _BREATH_S = 0.001
-"""Between two parts of a sweep: other threads run Python, too."""
+"""The pause between two parts of a sweep, in which other threads run Python."""
 _READS = 8  # in a row, while a segment waits to be written
-_AHEAD = 2  # segments of one prompt that are read and not yet in the trie
+_AHEAD = 2  # segments of one prompt that may be read before the trie has them
 
 
 class Reading:
     """A prompt to look for. Owner: the disk thread."""
 
-    def __init__(self, wanted: Wanted, take: Callable[[Found | None], None]) -> None:
+    def __init__(self, wanted: Wanted, take: Callable[[FoundSegment | None], None]) -> None:
         """`take` is called on the engine thread with each segment, then with None."""
         self.wanted = wanted
         self.take = take
         self.credit = _AHEAD
-        """The segments that may be read before the engine has taken another one."""
+        """The number of segments that may be read before the engine takes another one."""
         self.dropped = False
         """True if nobody waits for it any more."""
-        self.found: Iterator[Found] | None = None
+        self.found: Iterator[FoundSegment] | None = None
 
     @property
     def ready(self) -> bool:
-        """True if its next segment may be read, or its end be reported."""
+        """True if its next segment may be read, or its end reported."""
         return self.credit > 0 or self.dropped
 
 
 class DiskThread:
-    """Everything that may wait for the disk. The public methods but `step` may be called on any thread."""
+    """Does everything that may wait for the disk. Any thread may call the public methods but `step`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DiskThread:
         self.store = store
         self.sweep = sweep
         self.fault = ""
-        """The error that ended the thread; empty while it is in order."""
+        """The error that ended the thread; empty while it runs."""
         self._files = files
         self._reader = reader
         self._post = post
@@ -79,33 +79,30 @@ class DiskThread:
     def start(self) -> None:
         threading.Thread(target=self._run, name="disk", daemon=True).start()
 
-    def read(self, reading: Reading) -> None:
-        """Looks for a prompt."""
+    def look_for(self, reading: Reading) -> None:
         self._inbox.put(partial(self._readings.append, reading))
 
     def taken(self, reading: Reading, buffer: memoryview | None = None) -> None:
-        """Notes that the engine has taken a segment of a prompt. A later segment is read into `buffer`, if it is large
-        enough."""
+        """Records that the engine has taken a segment of a prompt. A later one is read into `buffer`, if it fits."""
         self._inbox.put(partial(self._credit, reading, buffer))
 
     def drop(self, reading: Reading) -> None:
-        """Ends a reading: nobody waits for it any more."""
+        """Ends a reading that nobody waits for any more."""
         self._inbox.put(partial(setattr, reading, "dropped", True))
 
     def write(self, segment: Segment, done: Callable[[bool], None]) -> None:
-        """Writes a segment, whose bytes stay as they are until `done` is called on the engine thread."""
+        """Writes a segment. Its bytes must not change until `done` is called on the engine thread."""
         self._inbox.put(partial(self._writes.append, (segment, done)))
 
     def touch(self, name: Name) -> None:
-        """Marks a segment as just used."""
         self._inbox.put(partial(self.store.touch, name))
 
     def reject(self, name: Name, reason: str) -> None:
-        """Removes a segment that no layer can hold."""
+        """Removes a segment that the layers cannot hold."""
         self._inbox.put(partial(self.store.reject, name, reason))
 
     def step(self) -> bool:
-        """Does one piece of work; returns False if there is none. Raises whatever is wrong with the code."""
+        """Does one piece of work; returns False if there is none. Raises only the errors of its own code."""
         while not self._inbox.empty():
             self._inbox.get()()
         making_room = self._sweeping is not None and self._sweeps_for_room > 0
@@ -159,7 +156,7 @@ class DiskThread:
         if not reading.dropped:
             if reading.found is None:
                 self.store.relist()
-                reading.found = self._reader.read(reading.wanted)
+                reading.found = self._reader.read_prompt(reading.wanted)
             found = next(reading.found, None)
         reading.credit -= 1
         if found is None:

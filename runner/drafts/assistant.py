@@ -1,5 +1,8 @@
-"""Assistants of Gemma 4: small models that draft from what their target has computed. They have no keys and values of
-their own: they look at those of the target. Owner: the engine thread."""
+"""Assistants of Gemma 4: small models that draft from the results of their target. They have no keys and values of
+their own, but attend to the target's. Owner: the engine thread.
+
+Read in this order: the target's keys and values, the network, the drafts, loading.
+"""
 
 import runner.process.lean_mlx_lm  # noqa: F401  # isort: skip  # before anything of mlx_lm is imported
 
@@ -19,7 +22,8 @@ from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
 from runner.cache.layers.rows import KVRows
 from runner.drafts.drafting import DraftedAnswer
-from runner.drafts.target import Draw, HiddenStateDrafter, SeenText, Target, read_drafts, target_of, without
+from runner.drafts.hidden_states import HiddenStateDrafter, SeenText, read_drafts
+from runner.drafts.target import Draw, Target, target_of, without
 from runner.errors import ModelError
 from runner.logs import exception_line
 from runner.model.architectures import Config, Family
@@ -33,35 +37,31 @@ from runner.model.weights.loading import LoadedModel, assemble_part, load_part, 
 from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import parameters_of
 
-# --- The keys and values of a target that its assistant looks at: those of its last layer of each kind that has any.
-
 
 class Place(NamedTuple):
-    """Where the keys and values of one kind of layer are, and what they are like."""
+    """The keys and values of one kind of layer that an assistant attends to: those of the last such layer with any."""
 
     layer: int
-    """Among the caches of the target."""
+    """The place of the layer among the caches of the target."""
     heads: int
     width: int
-    """Of a head."""
+    """The width of a head."""
 
 
 class Shared(NamedTuple):
-    """Keys and values [B, heads, tokens, width] that the attention of Gemma 4's layers takes in place of its own.
-
-    Their order does not matter: the keys have been turned to their places.
-    """
+    """Keys and values [B, heads, tokens, width] for the attention of Gemma 4's layers in place of its own, in any
+    order, since the keys have been rotated to their places."""
 
     keys: mx.array | None
     values: mx.array | None
     mask: mx.array | None = None
-    """Which of them each row sees, bool [B, 1, 1, tokens]; None: all."""
+    """True for the tokens that each row sees, bool [B, 1, 1, tokens]; None if it sees all."""
     cache: object = None
-    """What the attention asks for packed ones; None if they are plain."""
+    """The cache that the attention asks for packed keys and values; None if they are plain."""
 
 
 class PackedCache(Protocol):
-    """A cache that keeps keys and values in a few bits: as for mlx-lm's attention, it has `bits`."""
+    """A cache of keys and values in a few bits. Its `bits` show it to mlx-lm's attention, too."""
 
     bits: object
     group_size: int
@@ -70,7 +70,7 @@ class PackedCache(Protocol):
 
 
 class _Packed:
-    """Packed keys and values, for an attention that believes it writes into their cache."""
+    """Packed keys and values that an attention takes for its own cache."""
 
     def __init__(self, cache: PackedCache) -> None:
         self.bits = cache.bits
@@ -82,7 +82,8 @@ class _Packed:
 
 
 def places_of(target: Module) -> dict[str, Place]:
-    """Returns the places by kind of layer. Raises ModelError if the target, placeholders or not, is no Gemma 4."""
+    """Returns the places by kind of layer. Raises ModelError if the target, which may be made of placeholders, is no
+    Gemma 4."""
     text = target.language_model if isinstance(target, gemma4.Model) else target
     if not isinstance(text, gemma4_text.Model):
         raise ModelError(f"it drafts for Gemma 4, not for {type(target).__module__.rpartition('.')[2]}")
@@ -97,8 +98,8 @@ def places_of(target: Module) -> dict[str, Place]:
 def read_shared(
     places: Mapping[str, Place], kinds: Iterable[str], layers: Sequence[object], rows: Sequence[int] = (0,)
 ) -> dict[str, Shared]:
-    """Returns the keys and values of these kinds and rows, which nothing may outlive a forward of the target: MLX would
-    have to copy them. Raises TypeError for caches that Gemma 4 does not have."""
+    """Returns the keys and values of these kinds and rows. Release them before the next forward of the target, in which
+    MLX would copy them. Raises TypeError for a cache that Gemma 4 does not have."""
     return {kind: _shared(layers[places[kind].layer], rows) for kind in kinds}
 
 
@@ -116,25 +117,21 @@ def _shared(cache: object, rows: Sequence[int]) -> Shared:
 
 
 def _length(cache: object, row: int) -> object:
-    """Returns how many tokens a cache has seen of a row; anything else if it does not say."""
+    """Returns the number of tokens that a cache has seen of a row; any other value if it does not count them."""
     return cache.lengths[row] if isinstance(cache, KVRows) else getattr(cache, "offset", None)
 
 
 def _window(ring: RotatingKVCache) -> tuple[int, int]:
-    """Returns where the last `max_size` tokens begin and end in the buffers. A full ring is all of them, wherever it
-    begins. Before that, the buffers have room at their end; after a forward of several tokens, older ones at their
-    beginning."""
+    """Returns the start and the end of the last `max_size` tokens in the buffers. A full ring has exactly these. Before
+    that, the buffers have room at their end; after a forward of several tokens, older ones at their start."""
     length = cast("mx.array", ring.keys).shape[-2]
     if length == ring.max_size < ring.offset:
         return 0, length
     return max(0, ring._idx - ring.max_size), ring._idx
 
 
-# --- The network of an assistant.
-
-
 class AssistantSizes(NamedTuple):
-    """What `config.json` says of an assistant beside its text model."""
+    """The sizes of an assistant in `config.json`, beside those of its text model."""
 
     backbone: int
     """The width of the target's hidden states."""
@@ -145,8 +142,8 @@ class AssistantSizes(NamedTuple):
 
 
 class AssistantModule(Module):
-    """Layers of Gemma 4 without keys and values, between two projections: from the row of a token and the hidden state
-    before it, and to the hidden state that the next draft begins with."""
+    """Layers of Gemma 4 without keys and values between two projections: from the row of a token and the hidden state
+    before it, and to the hidden state for the next draft."""
 
     def __init__(self, args: ModelArgs, sizes: AssistantSizes, *, tied: bool) -> None:
         Module.__init__(self)  # MLX's is not typed
@@ -162,8 +159,8 @@ class AssistantModule(Module):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, shared: Mapping[str, Shared], positions: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Maps the scaled row of a token and the hidden state before it, [B, 1, D] each, to logits [B, 1, V] of the
-        next token and a hidden state for it [B, 1, D]. Looks at `shared` from these `positions`, int [B]. Lazy."""
+        """Maps the scaled row of a token and the hidden state before it, [B, 1, D] each, to the lazy logits [B, 1, V]
+        of the next token and a hidden state for it [B, 1, D]. Attends to `shared` from these `positions`, int [B]."""
         x = self.pre_projection(mx.concatenate([embedded, hidden], axis=-1))
         for layer in self.model.layers:
             keys, values, mask, cache = shared[layer.layer_type]
@@ -184,18 +181,18 @@ class _Body(Module):
 
 
 class _Groups(Module):
-    """Scores the tokens of the most promising groups only."""
+    """Scores only the tokens of the most promising groups."""
 
     def __init__(self, width: int, vocab_size: int, sizes: AssistantSizes) -> None:
         Module.__init__(self)
         self.centroids = Linear(width, sizes.centroids, bias=False)
         self.token_ordering = mx.arange(vocab_size)
-        """The tokens, one group after the other."""
+        """All tokens, group by group."""
         self._sizes = sizes
 
     def __call__(self, x: mx.array, table: Embedding) -> mx.array:
-        """Maps hidden states [B, 1, W] to logits [B, 1, V], given the table of all tokens. Those of other groups are
-        -inf: no draft is worth one of them."""
+        """Maps hidden states [B, 1, W] to logits [B, 1, V], given the table of all tokens. Tokens of other groups have
+        -inf."""
         chosen = mx.argpartition(self.centroids(x), kth=-self._sizes.chosen, axis=-1)[..., -self._sizes.chosen :]
         tokens = self.token_ordering.reshape(self._sizes.centroids, -1)[chosen].flatten(-2)  # [B, 1, tokens]
         scores = (table(tokens) @ x[..., None]).squeeze(-1)
@@ -204,7 +201,7 @@ class _Groups(Module):
 
 
 class Assistant(NamedTuple):
-    """An assistant and the parts of its target that it uses. Owner: the engine thread."""
+    """An assistant and its target. Owner: the engine thread."""
 
     module: AssistantModule
     target: Target
@@ -217,29 +214,26 @@ class Assistant(NamedTuple):
     def step(
         self, tokens: mx.array, hidden: mx.array, shared: Mapping[str, Shared], positions: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Returns logits [B, 1, V] of the token after `tokens` [B, 1], and the hidden state [B, 1, D] for the next
-        step. `hidden` is the state before `tokens`; the rest is as in `AssistantModule`. Lazy."""
+        """Returns the lazy logits [B, 1, V] of the token after `tokens` [B, 1], and the hidden state [B, 1, D] for the
+        next step. `hidden` is the state before `tokens`; the rest is as in `AssistantModule`."""
         logits, after = self.module(self.target.embed(tokens), hidden, shared, positions)
         return without(self.suppressed, logits), after
 
 
 class AssistantDrafter(HiddenStateDrafter[SeenText]):
-    """Drafts after the last tokens of answers, from the hidden states before them and what the target's layers hold.
+    """Drafts after the last tokens of answers, from the hidden states before them and the target's keys and values.
 
-    Everything is seen from the last place that the target has computed, however many tokens are drafted: that is how
-    assistants are trained. Owner: the engine thread.
+    All drafts attend from the last place that the target has computed, as assistants are trained. Owner: the engine
+    thread.
     """
 
     def __init__(self, name: str, assistant: Assistant) -> None:
-        super().__init__(name, [assistant.target.norm], self.longest_forward)
+        super().__init__(name, [assistant.target.norm], self.longest_forward, SeenText)
         self.assistant = assistant
 
     def most_bytes(self, answers: int) -> int:
         row_bytes = self.assistant.target.norm["weight"].shape[0] * mx.float32.size
         return cast("int", 2 * answers * self.longest_forward * row_bytes)
-
-    def make_text(self) -> SeenText:
-        return SeenText()
 
     def prepare(self, answer: DraftedAnswer, text: SeenText, layers: Sequence[object]) -> bool:
         found = [_length(layers[self.assistant.places[kind].layer], answer.row) for kind in self.assistant.kinds]
@@ -270,8 +264,6 @@ class AssistantDrafter(HiddenStateDrafter[SeenText]):
         return read_drafts(drafts)
 
 
-# --- Opening an assistant by its headers, whether it fits its target, and loading.
-
 _ARCHITECTURES = frozenset({
     "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM", "gemma4_assistant", "gemma4_unified_assistant",
 })  # fmt: skip
@@ -281,9 +273,9 @@ _FAMILY = Family(
     required=("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size"),
     defaults={"head_dim": 256},
 )
-"""Its layers are those of Gemma 4's text model."""
+"""The text model of Gemma 4, whose layers an assistant has."""
 _LEFTOVERS = re.compile(r"model\.layers\.\d+\.self_attn\.(?:[kv]_proj|k_norm)\.")
-"""Keys and values that no assistant computes."""
+"""The tensors for keys and values, which no assistant computes."""
 _BACKBONE = "backbone_hidden_size"
 _CENTROIDS = {"num_centroids": 2048, "centroid_intermediate_top_k": 32}
 _ORDERING = "masked_embedding.token_ordering"
@@ -306,12 +298,12 @@ def open_assistant(checkpoint: ModelCheckpoint) -> OpenedModel:
 
 
 def _is_tied(opened: OpenedModel) -> bool:
-    """Returns True if an assistant scores tokens with its table of embeddings, which it needs for nothing else."""
+    """Returns True if an assistant scores tokens with its table of embeddings. It has no other use for the table."""
     return text_config(opened.module_config, opened.family).get("tie_word_embeddings") is True
 
 
 def _kinds_of(opened: OpenedModel) -> list[str]:
-    """Returns the kind of each layer of an assistant. Raises ModelError if `config.json` does not say it."""
+    """Returns the kind of each layer of an assistant. Raises ModelError if `config.json` lacks it."""
     text = text_config(opened.module_config, opened.family)
     kinds, count = text.get("layer_types"), text.get("num_hidden_layers")
     if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(kind, str) for kind in kinds):
@@ -320,7 +312,7 @@ def _kinds_of(opened: OpenedModel) -> list[str]:
 
 
 def _sizes_of(opened: OpenedModel) -> AssistantSizes:
-    """Returns the sizes of an assistant. Raises ModelError if they make no sense."""
+    """Returns the sizes of an assistant. Raises ModelError for senseless sizes."""
     config = opened.config
     backbone = size(config, _BACKBONE)
     if config.get("use_ordered_embeddings") is not True:
@@ -358,15 +350,12 @@ def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedMode
 
 
 def load_assistant(
-    opened: OpenedModel,
-    loaded: LoadedModel,
-    dtype: str = "keep",
-    budget_bytes: int | None = None,
+    opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> AssistantDrafter:
-    """Loads an assistant that `check_assistant` let pass, for a target that is loaded.
+    """Loads an assistant that `check_assistant` has accepted for a loaded target. Raises ModelError, and the errors of
+    the first forward.
 
-    The arguments are those of `weights.loading.load`, with what the target has left of the budget. Raises ModelError,
-    and what MLX raises at the first forward.
+    `dtype` is as for `weights.loading.load`, and `budget_bytes` the rest of the budget.
     """
     module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)
@@ -377,13 +366,13 @@ def load_assistant(
 
 
 def plan_assistant(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[AssistantModule, DtypePlan]:
-    """Returns an assistant made of placeholders, and the types of its weights. Raises ModelError if anything does not
-    fit, or exceeds the budget."""
+    """Returns an assistant made of placeholders, and the types of its weights. Raises ModelError if a tensor does not
+    fit, or the weights exceed the budget."""
     return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantModule:
-    """Builds the module with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+    """Builds the module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
     return assemble_part(opened, lambda weights: (_built(opened), weights), arrays)
 
 
@@ -399,14 +388,14 @@ def _built(opened: OpenedModel) -> AssistantModule:
 
 
 def _check_ordering(module: AssistantModule) -> None:
-    """Raises ModelError unless each token is in one group: MLX reads any place, whatever is there."""
+    """Raises ModelError unless each token is in one group, since MLX does not check places."""
     ordering = parameters_of(module).get(_ORDERING)
     if ordering is not None and not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size)).item():
         raise ModelError(f"tensor {_ORDERING} must list each token once")
 
 
 def _dummy_step(assistant: Assistant) -> tuple[mx.array, mx.array]:
-    """Returns the logits and the state of one step: MLX refuses some layers only when they compute."""
+    """Returns the logits and the state of one step, since MLX refuses some layers only when they compute."""
     tokens = mx.zeros((1, 1), mx.uint32)
     hidden = assistant.target.embed(tokens)
     shared = {

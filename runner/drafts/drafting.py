@@ -1,7 +1,7 @@
-"""The drafts for the answers of an engine: from text that is known, or by a model, if they pay.
+"""The drafts for the answers of an engine, from known text or by a model, if they pay.
 
-`Drafting` is what all answers share: the policy, the speed checks, earlier answers, and the verdict whether the model
-may draft. `AnswerDrafter` is the drafter of one of them.
+All answers share a `Drafting`: the policy, the speed checks, earlier answers, and the model that drafts. Each answer
+has an `AnswerDrafter`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from protocol.stats import DraftCounts, DraftModelState
 from runner.cache.session import Session
+from runner.drafts.costs import rows_of
+from runner.drafts.draft_policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, Terms
 from runner.drafts.lookup import Lookup, Ring
-from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, Terms, rows_of
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import UNLIMITED, StepLimit
@@ -25,78 +26,77 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _LOOK_WEIGHT = 1 / 8  # of the latest look in the average of what one takes
 _INDEX_TOKENS = 512
-"""Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
+"""The tokens of earlier answers that are indexed beside a step: half a millisecond."""
 _VAIN_LOOKS, _RAREST = 8, 4
-"""After 8 looks since a draft was right an answer looks in every second step only, after 8 more in every fourth, and so
-on to every sixteenth, but no more rarely than it takes to keep to `_LOOK_SHARE`."""
+"""After 8 looks without a right draft an answer looks only in every second step, after 8 more in every fourth, and so
+on to every sixteenth, but no more rarely than `_LOOK_SHARE` requires."""
 _LOOK_SHARE = 0.005
-"""Of the time of plain steps, for looks in vain. Where a model has just been computed, one takes 0.2 to 1 ms."""
+"""The share of looks in vain in the time of plain steps. A look takes 0.2 to 1 ms right after a forward."""
 _WINDOW, _LEAST_WINDOW = 16, 6
-"""The tokens that plain steps bring in a window of the check of speed, and the fewest steps of one."""
+"""The tokens of plain steps in a window of the speed check, and the fewest steps of a window."""
 _EARLIER_TOKENS = 1 << 18
-"""Of all earlier answers together, at 20 bytes each."""
+"""The most tokens of all earlier answers together, at 20 bytes each."""
 
 
 class DraftedAnswer(NamedTuple):
-    """An answer of a forward for which tokens may be drafted."""
+    """An answer of a forward that may have drafts."""
 
     drafter: "AnswerDrafter"
     session: Session
     most: int
-    """The most drafts that it may have, at least one."""
+    """The most drafts that the answer may have, at least one."""
     sampler: "Sampler"
     row: int
     """Its row in the forward."""
     position: int
-    """The tokens that the layers of the forward have seen of it."""
+    """The number of its tokens that the layers of the forward have seen."""
 
 
 class DraftedStep(NamedTuple):
-    """A step for which tokens may be drafted."""
+    """A step that may have drafts."""
 
     answers: Sequence[DraftedAnswer]
-    """Those of its answers for which they may, at least one."""
+    """Its answers that may have drafts, at least one."""
     together: int
     """The number of all its answers."""
     limit: StepLimit = UNLIMITED
     layers: Sequence[object] = ()
-    """Those of its forward."""
+    """The layers of its forward."""
 
     @property
     def context_tokens(self) -> int:
-        """The tokens of the longest of these answers, with its prompt."""
+        """The tokens of the longest of `answers`, with its prompt."""
         return max(len(each.session.recorded) for each in self.answers)
 
 
 class StepTime(NamedTuple):
-    """How long a step took."""
+    """The time of a step."""
 
     seconds: float
     tokens: int
-    """Those that it brought, of all answers."""
+    """The tokens that it brought to all answers."""
     together: int
-    """The number of answers in it."""
+    """The number of its answers."""
     length: int
-    """The positions of each answer in its forward, with padding; 0 if it had none, -1 if it had several."""
+    """The positions of each answer in its forward, with padding; 0 without a forward, -1 with several."""
     asked: float
-    """Those that are no padding if that is skipped, on average."""
+    """The mean positions of an answer without padding, if padding is skipped; else `length`."""
     steps: int = 1
-    """The steps since the last one that was recorded, this one included; the others were plain."""
+    """The number of steps since the last record, this one included; the others were plain."""
 
 
 class DraftModel(Protocol):
     """A model that drafts for the answers of a forward. Owner: the engine thread.
 
-    The `recorded` tokens of their sessions are all of the prompts and the answers so far; a model without a context of
-    its own finds in the layers what the answers' model has computed for them. Whatever a method raises ends the use of
-    the model, and no answer.
+    The `recorded` tokens of a session are its prompt and the answer so far. A model without a context of its own drafts
+    from the layers of the answers' model. An exception of a method ends the use of the drafting model, but no answer.
     """
 
     name: str
     at_once: bool
     """True if it takes as long for many drafts as for one."""
     most_together: int
-    """The most answers that it drafts for."""
+    """The most answers for which it drafts."""
 
     @property
     def nbytes(self) -> int:
@@ -104,33 +104,34 @@ class DraftModel(Protocol):
         ...
 
     def most_bytes(self, answers: int) -> int:
-        """Returns the bytes that all but the weights may take for so many answers."""
+        """Returns the most bytes that all but the weights may take for this many answers."""
         ...
 
     def watch(self, forward: "Forward") -> "Forward":
-        """Returns the forward of the answer's model, which shows this one what it computes if it draws on that."""
+        """Wraps the forward of the answers' model, if this model drafts from its results."""
         ...
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
-        """Reads a part of a text of which the model has too little to draft. Returns False if it had enough of any.
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+        """Reads a part of a text of which the model has too little to draft. Returns False if it had enough of any
+        text.
 
-        A part takes no longer than a short slice of a prompt. `briefly` asks for as little as a single try is worth.
+        A part takes no longer than a short slice of a prompt. `briefly` asks for no more than a single try is worth.
         """
         ...
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may come next, about `most` at most, drawn as its sampler would draw
-        them; none if too little of its text is read. The samplers stay as they are. `layers` are those of the answers'
-        model. Called when `read` has returned False."""
+        """Returns for each answer at most about `most` tokens that may come next, drawn as its sampler would draw them,
+        or none if the model has read too little of its text. Changes no sampler. `layers` belong to the answers' model.
+        Called after `read_texts` has returned False."""
         ...
 
     def free(self) -> None:
-        """Frees all but the weights, and forgets all texts."""
+        """Forgets all texts, and frees everything but the weights."""
         ...
 
 
 class Drafting:
-    """What all drafted answers of an engine share. Owner: the engine thread."""
+    """Drafts for all answers of an engine, and learns from them. Owner: the engine thread."""
 
     def __init__(
         self,
@@ -141,32 +142,31 @@ class Drafting:
         clock: Callable[[], float] = monotonic,
         step_s: Callable[[float], float] = float,
     ) -> None:
-        """Nothing is drafted if there is a reason why the model must not. Answers under different salts know nothing of
-        each other. The `model` drafts where no known text does. `clock` and `step_s` are those of the sources."""
+        """Drafts nothing if `undraftable` gives a reason. Answers under different salts share no text. The `model`
+        drafts for answers without known text. `clock` and `step_s` come from the sources."""
         self.policy = policy
-        self.skips_padding = policy.skips_padding
         self.salt = salt
         self.undraftable = undraftable
         self.model = model
         self.clock = clock
         self.step_s = step_s
-        # What is learned from all answers.
+        # Learned from all answers.
         self.ring = Ring(_EARLIER_TOKENS)
         self._speeds: dict[tuple[int, bool], SpeedCheck] = {}
         self._model_fault = ""
         self.latest: list[AnswerDrafter] = []
-        """Those of the latest step. The model drafts for answers that go on together, not for those that take turns."""
-        self._together = 1  # answers in that step
+        """The drafters of the latest step. The model drafts for answers that continue together, not in turns."""
+        self._together = 1  # the answers of that step
         self.rarest = _RAREST
         """Looks in vain become as rare as one in 2 ** `rarest` steps."""
-        self._look_s = 0.0  # what it takes to look, and to choose from what is found, on average
-        self._looked_s = 0.0  # the latest time
-        self._wanted = 0  # tokens that the model should draft next
+        self._look_s = 0.0  # the average time to look for known text and to choose from it
+        self._looked_s = 0.0  # the latest such time
+        self._wanted = 0  # the number of tokens that the model should draft next
         self.measuring = 0
-        """The number of next steps to record: those with drafts at hand, and the one after them."""
+        """The number of next steps to record: steps with drafts at hand, and the step after them."""
         # Of the present step.
-        self._model_offered = False  # it could have tried drafts of the model
-        self._model_worked = False  # the model has worked for it, or it waits for the model
+        self._model_offered = False  # the step could have tried drafts of the model
+        self._model_worked = False  # the model has worked for the step, or the step waits for it
         self.model_s = 0.0
         """The time that the model took."""
         # Since the start.
@@ -175,12 +175,11 @@ class Drafting:
         self._accepted: dict[str, int] = dict.fromkeys(SOURCES, 0)
 
     def drafter(self, prompt: Sequence[int]) -> "AnswerDrafter":
-        """Returns a drafter for the answer to this prompt."""
         return AnswerDrafter(self, prompt)
 
     def speed(self, together: int, *, by_model: bool = False) -> SpeedCheck:
-        """Returns what compares steps of about as many answers with drafts of known text with plain ones; `by_model`,
-        steps with drafts of the model, where no known text was drafted."""
+        """Returns the check that compares plain steps of about this many answers with steps that draft known text or,
+        `by_model`, with steps in which the model drafts."""
         key = (together - 1).bit_length(), by_model
         if key not in self._speeds:
             self._speeds[key] = SpeedCheck(max(_LEAST_WINDOW, _WINDOW // together))
@@ -189,9 +188,9 @@ class Drafting:
         return self._speeds[key]
 
     def look(self, answers: Sequence[tuple["AnswerDrafter", Session]], step: int) -> bool:
-        """Looks for known text for those answers of a forward whose drafters do so in this step. Returns False if there
-        is none, and no model that drafts: the usual case where no text repeats, and a cheap one. Call it before
-        `expects` or `propose`."""
+        """Looks for known text for the answers of a forward whose drafters look in this step. Returns False if there is
+        neither text nor a model that drafts: the usual and cheap case if no text repeats. Call it before `expects` or
+        `propose`."""
         if self.model is not None:
             self.measuring = 2
         if self.undraftable:
@@ -204,22 +203,21 @@ class Drafting:
         return any(found) or self.model is not None
 
     def expects(self, step: DraftedStep) -> bool:
-        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet. Nothing
-        is dispatched before it then."""
+        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet. Then
+        nothing is dispatched before the round."""
         started = self.clock()
         chosen = self._choose(step, ahead=1)
         self._looked_s += self.clock() - started
         return chosen or self._model_length(step) > 0
 
     def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow the recorded ones: of known text or, where there is none, by
-        the model."""
+        """Returns for each answer tokens that may follow the recorded ones, from known text or else by the model."""
         answers = step.answers
         expected = [each.drafter.check_expected(each.session) for each in answers]
         if not any(expected):
             self._choose(step, ahead=0)
         longest = max(len(draft.tokens) if (draft := each.drafter.chosen) is not None else 0 for each in answers)
-        pads = step.together > 1 and longest and not self.skips_padding  # a draft costs no more than padding then
+        pads = step.together > 1 and longest and not self.policy.skips_padding  # a draft costs no more
         for each in answers:
             if pads and each.drafter.chosen is None:
                 each.drafter.chosen = each.drafter.find(each.session, min(each.most, longest))
@@ -233,8 +231,8 @@ class Drafting:
         return drafts
 
     def _choose(self, step: DraftedStep, *, ahead: int) -> bool:
-        """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
-        if that is anything."""
+        """Chooses drafts of known text for each answer, of which the first `ahead` tokens are on their way. Returns
+        True if an answer should wait for its draft."""
         answers, together = step.answers, step.together
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
             return False
@@ -254,8 +252,8 @@ class Drafting:
         return any(each.drafter.waits for each in answers)
 
     def _model_length(self, step: DraftedStep) -> int:
-        """Returns how many tokens the model should draft now for each answer without known text. If it lacks some of
-        all texts, it reads a part of one meanwhile, and the result is 0."""
+        """Returns the number of tokens that the model should draft now for each answer without known text. If it has
+        too little of each text, it reads a part of one instead, and the result is 0."""
         answers, together = step.answers, step.together
         model, own = self.model, [each.drafter for each in answers]
         if model is None or together > model.most_together:
@@ -274,7 +272,7 @@ class Drafting:
         self._model_worked = True
         started = self.clock()
         try:
-            reads = model.read(answers, briefly=self._wanted == 1)
+            reads = model.read_texts(answers, briefly=self._wanted == 1)
         except Exception as error:  # costs drafts, never the answer
             self._drop_model(model, error)
             reads = True
@@ -283,8 +281,8 @@ class Drafting:
         return 0 if reads else min(self._wanted, padded, max(mosts))
 
     def _model_drafts(self, step: DraftedStep) -> Sequence[Sequence[int]]:
-        """Returns drafts of the model for each answer, so that it follows all of them; none if they do not pay, or it
-        lacks some of the text."""
+        """Returns the model's drafts for all answers, so that it follows them all; none if drafts do not pay, or the
+        model has read too little."""
         model, length, answers = self.model, self._model_length(step), step.answers
         drafts: Sequence[Sequence[int]] = [()] * len(answers)
         if model is None or not length:
@@ -302,7 +300,7 @@ class Drafting:
         return drafts
 
     def record_time(self, drafters: list["AnswerDrafter"], step: StepTime) -> None:
-        """Records how long a step took, given the drafters of its answers."""
+        """Records the time of a step, given the drafters of its answers."""
         context_tokens = max((each.known for each in drafters), default=0)
         rows = max(1, rows_of(step.asked, step.length))
         if step.length == 1:
@@ -316,7 +314,7 @@ class Drafting:
             speed = self.speed(step.together, by_model=True)
             speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
         if drafters != self.latest:
-            self._wanted = 0  # it was for others
+            self._wanted = 0  # it was for other answers
         self.measuring = max(0, self.measuring - 1)
         self.latest, self._together = drafters, step.together
         self._model_offered = self._model_worked = False
@@ -327,14 +325,14 @@ class Drafting:
             each.end_step(slack_s)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
-        """Records that of the first `taken` tokens of a draft the first `right` were right."""
+        """Records that a round tried the first `taken` tokens of a draft, and that the first `right` were right."""
         self.policy.record_outcome(draft, taken, right)
         self._rounds += 1
         self._drafted[draft.source] += taken
         self._accepted[draft.source] += right
 
     def _drop_model(self, model: DraftModel, error: Exception) -> None:
-        """Ends the use of the model, which raised this error: it is being handled."""
+        """Ends the use of the model, which has raised this error. Call it in the handler."""
         log.exception("the draft model failed; answers go on without it", model=model.name)
         self._model_fault = f"it failed: {type(error).__name__}"
         for (_, by_model), speed in self._speeds.items():
@@ -344,7 +342,6 @@ class Drafting:
             model.free()
 
     def counts(self) -> DraftCounts:
-        """Returns the counts so far."""
         state, why = self.speed(self._together).state
         if self.undraftable:
             state, why = "off", self.undraftable
@@ -352,47 +349,39 @@ class Drafting:
         if self.model is not None:
             model_state, model_why = self.speed(self._together, by_model=True).state
             model = DraftModelState(name=self.model.name, bytes=self.model.nbytes, state=model_state, why=model_why)
-        return DraftCounts(
-            rounds=self._rounds,
-            drafted={**self._drafted},
-            accepted={**self._accepted},
-            state=state,
-            why=why,
-            model=model,
-        )
+        drafted, accepted = {**self._drafted}, {**self._accepted}
+        return DraftCounts(rounds=self._rounds, drafted=drafted, accepted=accepted, state=state, why=why, model=model)
 
 
 class AnswerDrafter:
-    """Drafts the continuation of the last matching text; where there is none, a model drafts. Owner: the engine
-    thread."""
+    """Drafts for one answer the continuation of matching text. Owner: the engine thread."""
 
     def __init__(self, shared: Drafting, prompt: Sequence[int]) -> None:
-        """`prompt` are the keys of a prompt: those of pictures are negative."""
+        """`prompt` has the keys of the prompt, negative ones for pictures."""
         self.shared = shared
-        # Of the answer.
         self._lookup = Lookup(prompt, shared.ring, shared.salt)
         self.known = len(prompt)
-        """The tokens that the lookup has."""
+        """The number of tokens that the lookup has."""
         self.slack_s = FIRST_SLACK_S
-        """The time by which rounds for others may still delay it."""
+        """The seconds by which rounds for other answers may still delay this one."""
         self.every = 1
-        """It looks for drafts in each step whose number is a multiple of this power of two."""
+        """The answer looks for drafts in each step whose number is a multiple of this power of two."""
         self.gives_up = False
-        """True once a round had logits that are not numbers: no more drafts are tried."""
-        self._vain = 0  # looks since a draft was right
-        self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
+        """True once a round had logits that are not numbers. No more drafts are tried."""
+        self._vain = 0  # the looks since a draft was right
+        self._expected: Draft | None = None  # the next round tries it after its first token, which is on its way
         # Of the present step.
         self._has_text = False
-        self._on_path = False  # the text is a path of the cache, which goes on from all of its tokens
+        self._on_path = False  # a path of the cache continues all of the text
         self.chosen: Draft | None = None
-        """What it should try."""
-        self._draft: Draft | None = None  # what its round tries
+        """The draft to try."""
+        self._draft: Draft | None = None  # the draft of the present round
         self.right = 0
-        """The drafts of its round that were right."""
+        """The number of right drafts in the present round."""
         self.offered = False
-        """True if it could have tried a draft of known text."""
+        """True if the answer could have tried a draft of known text."""
         self.waits = False
-        """True if it dispatched nothing for such a draft."""
+        """True if nothing was dispatched, for such a draft."""
 
     def index(self, tokens: int) -> None:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
@@ -403,7 +392,8 @@ class AnswerDrafter:
         self.every = 1 << self._vain // _VAIN_LOOKS
 
     def look(self, session: Session, step: int) -> bool:
-        """Takes in what is recorded, if it looks for known text in this step. Returns True if there is some."""
+        """Takes in the recorded tokens and looks for known text, if this is one of the answer's steps to do so. Returns
+        True if there is some."""
         self._has_text = step % self.every == 0 and self._finds_text(session)
         return self._has_text
 
@@ -423,11 +413,11 @@ class AnswerDrafter:
         return Draft(session.continuation(most), "path", self.known) if self._on_path else self._lookup.propose(most)
 
     def offer(self, draft: Draft | None, length: int, ahead: int, *, allowed: bool) -> None:
-        """Takes the first `length` tokens of a draft that was found, `ahead` of which are on their way, if drafts are
+        """Takes the first `length` tokens of a draft, of which the first `ahead` are on their way, if drafts are
         `allowed` now."""
         self.offered = draft is not None and length > 0
         if self.offered and not allowed:
-            self._looked_in_vain(self._vain - 1)  # drafts rest by the check of speed, which counts only found ones
+            self._looked_in_vain(self._vain - 1)  # the speed check, which rests drafts, needs this one to count it
         taken = draft._replace(tokens=draft.tokens[:length]) if draft is not None and length and allowed else None
         if not ahead:
             self.chosen = taken
@@ -438,8 +428,8 @@ class AnswerDrafter:
             self.every = 1
 
     def check_expected(self, session: Session) -> bool:
-        """Chooses the rest of what was expected, if the token that was on its way begins it. Returns True if something
-        was expected."""
+        """Chooses the rest of the expected draft, if its first token is the one that was on its way. Returns True if a
+        draft was expected."""
         draft, self._expected = self._expected, None
         if draft is None:
             return False
@@ -450,13 +440,13 @@ class AnswerDrafter:
         return True
 
     def propose(self) -> Sequence[int]:
-        """Returns what was chosen."""
+        """Returns the tokens of the chosen draft, which the round tries."""
         self._draft, self.chosen = self.chosen, None
         self.offered |= self.drafted
         return self._draft.tokens if self._draft is not None else ()
 
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
-        """Records how many drafts of a round were right; those of a model in `life`, the counts of the answer, too."""
+        """Records that `right` of the `drafts` of a round were right. Counts a model's drafts in `life`, too."""
         self.right = right
         if right:
             self._looked_in_vain(0)
@@ -468,11 +458,11 @@ class AnswerDrafter:
 
     @property
     def drafted(self) -> bool:
-        """True if the step has tried, or waits for, a draft of known text."""
+        """True if the step has tried a draft of known text, or waits for one."""
         return (self._draft is not None and self._draft.source != "model") or self.waits
 
     def end_step(self, slack_s: float) -> None:
-        """Ends the step, which leaves the answer this slack."""
+        """Ends the step, and sets the slack of the answer in seconds."""
         self.slack_s = slack_s
         self._draft, self.right = None, 0
         self.offered = self.waits = False

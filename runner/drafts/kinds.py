@@ -1,6 +1,6 @@
-"""The kinds of models that draft and have weights of their own: how each is recognised, opened, checked and loaded.
+"""The kinds of models that draft and have weights of their own. Each can be recognised, opened, checked and loaded.
 
-Imported only where there is one.
+Imported only with such a model.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,9 @@ from typing import NamedTuple
 
 from mlx.nn.layers.base import Module
 
-from runner.drafts.assistant import (
-    check_assistant,
-    is_assistant,
-    load_assistant,
-    open_assistant,
-    plan_assistant,
-)
-from runner.drafts.dflash.config import ARCHITECTURES, open_dflash
-from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
+from runner.drafts.assistant import check_assistant, is_assistant, load_assistant, open_assistant, plan_assistant
+from runner.drafts.dflash.dflash_config import ARCHITECTURES, open_dflash
+from runner.drafts.dflash.fitting import check_dflash, load_dflash, plan_dflash
 from runner.drafts.drafting import DraftModel
 from runner.drafts.own_model import load_own_model, plan_own_model
 from runner.errors import ModelError
@@ -30,16 +24,14 @@ from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.loading import LoadedModel
 from runner.tokenizer import Tokenizer, open_tokenizer
 
-# --- Whether two models mean the same by each token.
-
 _FILE = "tokenizer.json"
-_MOST_MORE = 512  # tokens: models of one family add some to a common vocabulary
+_MOST_MORE = 512  # tokens that models of one family may add to a common vocabulary
 
 
 def check_vocabulary(draft: OpenedModel, target: OpenedModel, tokenizer: Tokenizer) -> None:
     """Raises ModelError unless the draft model has the vocabulary of the target, whose tokenizer is given.
 
-    One of them may have some tokens more at the end. Takes some tenths of a second, unless the files are the same.
+    One of them may have a few more tokens at the end. Takes some tenths of a second, unless the files are the same.
     """
     if (same := draft.file(_FILE)) is not None and same == target.file(_FILE):
         return
@@ -54,9 +46,6 @@ def check_vocabulary(draft: OpenedModel, target: OpenedModel, tokenizer: Tokeniz
                 f"its vocabulary differs from the model's: token {token} is {theirs.token_text(token)!r} instead of"
                 f" {tokenizer.token_text(token)!r}"
             )
-
-
-# --- The kinds.
 
 
 def _check_assistant(draft: OpenedModel, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
@@ -75,8 +64,7 @@ class DraftKind(NamedTuple):
     check: Callable[[OpenedModel, OpenedModel, LoadedModel, Tokenizer], None]
     """Raises ModelError unless the model may draft for a target: opened, loaded or rehearsed, and its tokenizer."""
     plan: Callable[..., tuple[Module, DtypePlan]]
-    """`plan(draft, dtype, budget_bytes)` builds it of placeholders. Raises ModelError if it could not
-    draft."""
+    """`plan(draft, dtype, budget_bytes)` builds it of placeholders. Raises ModelError if it could not draft."""
     load: Callable[..., DraftModel]
     """`load(draft, target, dtype, budget_bytes)` loads what `check` let pass for a target that is
     loaded. Raises what loading and its first forward raise."""
@@ -100,17 +88,17 @@ KINDS = (
     DraftKind(is_assistant, open_assistant, _check_assistant, plan_assistant, load_assistant),
     _OWN_MODEL,
 )
-"""The first one that recognises a model is its kind."""
+"""The kind of a model is the first one that recognises it."""
 
 
 class FoundDraft(NamedTuple):
-    """A model that is to draft, by its headers."""
+    """The headers of a model that should draft."""
 
     kind: DraftKind
     model: OpenedModel
 
     def check(self, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
-        """Raises ModelError unless the model may draft for the target, which is `loaded`, or rehearsed."""
+        """Raises ModelError unless the model may draft for the target, which is `loaded` or rehearsed."""
         if loaded.undraftable:
             raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
         self.kind.check(self.model, target, loaded, tokenizer)
@@ -118,12 +106,12 @@ class FoundDraft(NamedTuple):
 
 def open_draft(model: str, models_dir: Path) -> FoundDraft:
     """Opens `model`, an Ollama name or the path of a directory. Raises ModelError if it cannot be opened, or drafts in
-    a way that is not known."""
+    an unknown way."""
     return _recognised(find_checkpoint(model, models_dir))
 
 
 def open_own_draft(target: OpenedModel, models_dir: Path) -> FoundDraft:
-    """Opens the draft model that lies beside `target` in the store; else as `open_draft`."""
+    """Opens the draft model that lies beside `target` in the store. Raises as `open_draft`."""
     return _recognised(open_stored_draft(target.checkpoint, models_dir))
 
 

@@ -7,18 +7,12 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.cache.layers import flatten
-from runner.cache.layers.batched import (
-    BatchedLayers,
-    HeldStates,
-    arrays_of,
-    staying,
-    unbatchable_layers,
-)
+from runner.cache.layers.batched import BatchedLayers, HeldStates, arrays_of, staying, unbatchable_layers
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP
 from runner.cache.node import common_prefix
 from runner.cache.session import Session
 from runner.drafts.drafting import DraftedAnswer
-from runner.drafts.target import MOST_TOGETHER, read_drafts
+from runner.drafts.hidden_states import MOST_TOGETHER, read_drafts
 from runner.engine.generation import Forward
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
@@ -28,23 +22,23 @@ from runner.model.weights.loading import LoadedModel, load
 from runner.sampling.sampler import preview_draws
 
 WINDOW_TOKENS = 256
-"""The end of a text with which a draft model begins. More would take longer to read than it makes drafts better."""
+"""The last tokens of a text with which a draft model begins. Reading more would cost more than better drafts save."""
 MOST_TOKENS = 4 * WINDOW_TOKENS
-"""With more than these of all texts together, but twice a window of each, the model begins again. So its layers stay
-small, however long the texts."""
-_LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
+"""With more tokens of all texts together, but at least two windows of each, the model begins anew, so its layers stay
+small."""
+_LEAD_TOKENS = 4  # the first tokens of a text, before its end: many models attend to them by default
 _MANY_TOKENS = 16
-"""What is left to read when drafting begins: the logits of more, all but the last unused, would take longer than
-another forward."""
-_PART_TOKENS = 64  # of a text, beside a step of its answer: takes about as long as a step of a model ten times as large
+"""The most tokens left to read when drafting begins. The unused logits of more would take longer than another
+forward."""
+_PART_TOKENS = 64  # read beside a step of the answer, in about the time of a step of a model ten times as large
 _BRIEF_TOKENS = _PART_TOKENS // 2
-_SHORT_STEPS = 8  # of an answer that may be over before what is read for it has paid
+_SHORT_STEPS = 8  # after them, reading for an answer may still pay
 _MOST_DRAFTS = 64
 _TRIED_TOKENS = 4
 
 
 class _ReadText:
-    """The end of a text, with its first tokens, and how far the model has read it."""
+    """The end of a text, with its first tokens, and the place up to which the model has read it."""
 
     def __init__(self, recorded: Sequence[int], tokens: list[int], layers: list[object]) -> None:
         self.recorded = recorded
@@ -52,18 +46,18 @@ class _ReadText:
         self.left = tokens
         """The tokens to read."""
         self.length = len(recorded)
-        """The tokens of the text, these and those before them."""
+        """The number of tokens of the text, up to the last one in `left`."""
         self.layers: list[object] | None = layers
-        """Its own, until it has a row in those of all texts."""
+        """Its own layers, until it has a row in those of all texts."""
         self.read = 0
-        """The tokens that the layers have seen, all of them certain."""
+        """The number of tokens that the layers have seen, all of them certain."""
         self.drafted: list[int] = []
-        """Those that they have seen beyond these."""
+        """The drafts that the layers have seen after them."""
         self.waited = 0
-        """The steps since there is more to read than fits beside one."""
+        """The number of steps with more to read than fits beside one."""
 
-    def take(self, count: int) -> list[int]:
-        """Returns the next `count` tokens, which are read now."""
+    def read_next(self, count: int) -> list[int]:
+        """Returns the next `count` tokens, and counts them as read."""
         taken, self.left = self.left[:count], self.left[count:]
         self.read += count
         return taken
@@ -72,8 +66,8 @@ class _ReadText:
 class OwnDraftModel:
     """A model that drafts from the ends of texts.
 
-    Each text is read by itself until something is drafted for it. Then it gets a row in the layers of all texts that
-    are drafted together. Drafts stay there until it is known whether they were right. Owner: the engine thread.
+    It reads each text by itself until it drafts for it. Then the text gets a row in the layers of all texts that are
+    drafted together. Drafts stay there until their outcome is known. Owner: the engine thread.
     """
 
     at_once = False
@@ -87,8 +81,7 @@ class OwnDraftModel:
         most_together: int = MOST_TOGETHER,
     ) -> None:
         """`forward` maps tokens [B, L] below `vocab_size` and the layers to logits [B, L, V], for at most
-        `most_together` texts. Raises ModelError if the layers of the model cannot be joined, and what the first forward
-        raises."""
+        `most_together` texts. Raises ModelError if the layers cannot be joined, and the errors of the first forward."""
         self.name = name
         if fault := unbatchable_layers(make_layers()):
             raise ModelError(fault)
@@ -98,12 +91,11 @@ class OwnDraftModel:
         self._texts: WeakKeyDictionary[Session, _ReadText] = WeakKeyDictionary()
         self._rows: list[_ReadText] = []
         self._batch: BatchedLayers | None = None
-        self._states: HeldStates = ()  # before what was drafted
+        self._states: HeldStates = ()  # of the layers before the drafts
         self.most_together = most_together
         self._column_bytes, self._state_bytes = self._try()
 
     def watch(self, forward: Forward) -> Forward:
-        """Returns the forward of the answer's model, which it takes no notice of."""
         return forward
 
     @property
@@ -116,7 +108,7 @@ class OwnDraftModel:
         tokens = max(MOST_TOKENS, 2 * WINDOW_TOKENS * answers) + answers * LONG_STEP
         return tokens * self._column_bytes + answers * self._state_bytes
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         window = _BRIEF_TOKENS if briefly else WINDOW_TOKENS
         most = max(MOST_TOKENS // len(answers), 2 * WINDOW_TOKENS)
         texts = [self._follow(each.session, window, most) for each in answers]
@@ -125,7 +117,7 @@ class OwnDraftModel:
             text.waited = text.waited + 1 if len(text.left) > _PART_TOKENS else 0
         behind = [text for text in texts if len(text.left) > _MANY_TOKENS and not 0 < text.waited <= _SHORT_STEPS]
         if behind:
-            # One text, or in one forward those that have rows, as they fall behind together.
+            # One text, or in one forward all that have rows, since they fall behind together.
             self._read([text for text in behind if text in self._rows] if behind[0] in self._rows else behind[:1])
         return not any(map(self._is_ready, texts))
 
@@ -159,11 +151,9 @@ class OwnDraftModel:
         self._texts.clear()
         self._rows, self._batch, self._states = [], None, ()
 
-    # --- texts
-
     def _follow(self, session: Session, window: int, most: int) -> _ReadText:
-        """Returns what is read of the text of a session, with what has come since. If more than `window` tokens would
-        be left to read, or the layers would have more than `most`, it begins anew with `window` of them."""
+        """Returns the text of a session, with the tokens since the last call. If more than `window` tokens would be
+        left to read, or the layers would have more than `most`, it begins anew with the last `window`."""
         recorded, waited = session.recorded, 0
         text = self._texts.pop(session, None) or self._left_behind(recorded)
         if text is not None:
@@ -184,7 +174,7 @@ class OwnDraftModel:
         return text
 
     def _left_behind(self, recorded: Sequence[int]) -> _ReadText | None:
-        """Returns what is read of a text whose session has ended, if this one begins with it: one more turn."""
+        """Returns a text whose session has ended and with which this one begins, as one more turn does."""
         followed = [*self._texts.values()]
         for text in self._rows:
             at = text.length - len(text.left)
@@ -194,7 +184,7 @@ class OwnDraftModel:
         return None
 
     def _end(self, recorded: Sequence[int], window: int) -> list[int]:
-        """Returns the tokens of a text that the model gets to see."""
+        """Returns the tokens of a text with which the model begins: the first ones, and those of the window."""
         end = max(0, len(recorded) - window)
         unknown = [place for place in range(end, len(recorded)) if not self._knows(recorded[place])]
         start = unknown[-1] + 1 if unknown else end
@@ -207,39 +197,38 @@ class OwnDraftModel:
         return 0 <= token < self._vocab_size
 
     def _is_ready(self, text: _ReadText) -> bool:
-        """Returns True if the model can draft after a text: it has a token to read, and has read one before or will."""
+        """Returns True if the model can draft after a text: at most `_MANY_TOKENS` are left to read, and at least one,
+        with another one before it."""
         return 0 < len(text.left) <= _MANY_TOKENS and text.read + len(text.left) > 1
 
-    # --- layers
-
     def _read(self, texts: Sequence[_ReadText]) -> None:
-        """Reads a part of these texts, without their last tokens, and waits until it is computed: else it would count
-        as a part of what drafting takes."""
+        """Reads a part of these texts, but never their last tokens, and waits for it: else it would count as time of
+        drafting."""
         arrays = list[mx.array]()
         for text in texts:
             if text.layers is not None:
-                tokens = text.take(min(_PART_TOKENS, len(text.left) - 1))
+                tokens = text.read_next(min(_PART_TOKENS, len(text.left) - 1))
                 self._forward(mx.array([tokens]), text.layers)
                 arrays += _arrays(text.layers)
         if self._batch is not None and any(text in self._rows for text in texts):
             most = _PART_TOKENS // len(self._rows)
             self._read_rows([min(most, len(each.left) - 1) if each in texts else 0 for each in self._rows])
-            arrays += _arrays(self._batch.layers)  # all of them: nobody computes the logits
+            arrays += _arrays(self._batch.layers)  # all of them, since nobody computes the logits
         mx.eval(arrays)
 
     def _settle(self) -> None:
-        """Takes what was drafted out of the rows again; in layers without states, what did not come."""
+        """Takes the drafts out of the rows again; from layers without states, only the wrong ones."""
         if self._batch is None or not any(text.drafted for text in self._rows):
             return
         for text in self._rows:
             if not self._states:
-                text.take(common_prefix(text.drafted, text.left[:-1]))
+                text.read_next(common_prefix(text.drafted, text.left[:-1]))
             text.drafted = []
         self._batch.go_back(self._states, [text.read for text in self._rows])
         self._states = ()
 
     def _turn_to(self, texts: Sequence[_ReadText]) -> BatchedLayers:
-        """Gives each of these texts a row; others begin anew when they come back."""
+        """Gives each of these texts a row. Other texts begin anew when they come back."""
         kept = staying(len(self._rows), {row for row, text in enumerate(self._rows) if text not in texts})
         if len(kept) < len(self._rows) and kept and self._batch is not None:
             self._batch.keep(kept)
@@ -256,9 +245,9 @@ class OwnDraftModel:
         return self._batch
 
     def _read_rows(self, counts: Sequence[int]) -> mx.array:
-        """Reads the next tokens of each text that has a row. Returns the logits [B, V] after them (lazy)."""
+        """Reads the next tokens of each text that has a row. Returns the lazy logits [B, V] after them."""
         assert self._batch is not None
-        tokens = [text.take(count) for text, count in zip(self._rows, counts, strict=True)]
+        tokens = [text.read_next(count) for text, count in zip(self._rows, counts, strict=True)]
         if len(set(counts)) == 1:
             logits = self._forward(mx.array(tokens), self._batch.layers)
         else:
@@ -270,8 +259,8 @@ class OwnDraftModel:
         return logits[mx.arange(len(counts)), mx.array([*counts]) - 1]
 
     def _try(self) -> tuple[int, int]:
-        """Drafts something, as MLX refuses some layers only when they compute, and finds out for how many answers the
-        model can. Returns the bytes of a token's keys and values, and those of the states of a text."""
+        """Drafts once, since MLX refuses some layers only when they compute, and finds out if the model can draft for
+        several answers. Returns the bytes of a token's keys and values, and of a text's states."""
         for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[: self.most_together]:
             text = _ReadText([], [0] * length, self._make_layers())
             self._read([text])
@@ -293,13 +282,13 @@ def _arrays(layers: Sequence[object]) -> list[mx.array]:
 
 
 def _of_size(logits: mx.array, size: int) -> mx.array:
-    """Returns logits [B, size]: a model may have rows for fewer or for more tokens than there are."""
+    """Pads or cuts logits to [B, size]: a model may have rows for fewer or more tokens than the vocabulary."""
     more = size - logits.shape[-1]
     return mx.pad(logits, [(0, 0), (0, more)], constant_values=-mx.inf) if more > 0 else logits[:, :size]
 
 
 def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int) -> tuple[Module, DtypePlan]:
-    """Returns the model made of placeholders, and the types of its weights. Raises ModelError if it could not draft."""
+    """Returns the model made of placeholders, and the types of its weights. Raises ModelError if it cannot draft."""
     module = rehearse(draft)[0]
     types = plan_dtypes(dtype, module, budget_bytes)
     if fault := types.over_budget(budget_bytes, module) or unbatchable_layers(LoadedModel(module).make_layers()):
@@ -309,11 +298,11 @@ def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int) -> tuple[M
 
 def load_own_model(
     draft: OpenedModel,
-    target: LoadedModel,  # noqa: ARG001  it needs nothing of it
+    target: LoadedModel,  # noqa: ARG001  only its answers are drafted
     dtype: str,
     budget_bytes: int,
 ) -> OwnDraftModel:
-    """Loads the model. Raises what loading and its first forward raise."""
+    """Loads the model. Raises the errors of loading and of its first forward."""
     weights = load(draft, dtype, budget_bytes)
     most_together = 1 if weights.unbatchable else MOST_TOGETHER
     return OwnDraftModel(draft.name, weights.make_layers, weights.logits, draft.vocab_size, most_together)

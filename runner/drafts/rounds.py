@@ -1,8 +1,7 @@
-"""Rounds: forwards over the next token of each answer of a batch and drafts of those after it.
+"""Rounds: forwards over the next token of each answer of a batch and the drafts after it.
 
-Answers have different numbers of drafts, of which different ones are right; the shorter ones are padded. Every row
-draws with its own position's random number, and a draft is right only if it is what was drawn. So an answer
-is the same with drafts as without them, whatever they are.
+Answers may have different numbers of drafts; shorter ones are padded. Every position draws with its own random number,
+and a draft is right only if it equals the drawn token. So no draft can change an answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,38 +19,37 @@ from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, SampledTokens
 from runner.trace import TRACE
 
-_PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
-_MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft
+_PATIENCE_S = 0.005  # for a grammar to look ahead; drafts without masks by then are not tried
+_MEASURED_STEPS = 8  # the time of one in 8 steps is recorded if no draft is at hand
 
 
 class AnswerDrafts(NamedTuple):
-    """What a round tries for one answer."""
+    """The drafts of one answer in a round."""
 
     tokens: Sequence[int] = ()
-    """They may follow the recorded ones."""
+    """Tokens that may follow the recorded ones."""
     masks: Sequence[Mask | None] = ()
-    """What the grammar allows next, and after each of these tokens; empty without a grammar."""
+    """The masks of the grammar for the next token, and after each of these; empty without a grammar."""
     forcing: Collection[int] = ()
-    """Places of tokens after which it forces another one."""
+    """The places of tokens after which the grammar forces another one."""
 
 
 class AnswerRound:
-    """The part of one answer in a round, from its forward until the layers stand after what was right. Owner: the
+    """The part of one answer in a round, from the forward until the layers stand after the right tokens. Owner: the
     engine thread."""
 
     def __init__(self, generation: Generation, drafts: AnswerDrafts, unseen: Sequence[int], vocab_size: int) -> None:
-        """`unseen` are the recorded tokens that the layers have not seen: the last one, and those before it that were
-        forced."""
+        """`unseen` are the recorded tokens that the layers have not seen: the last one, and forced ones before it."""
         self._generation = generation
         self._drafts = drafts
         self._unseen = unseen
         self._start = len(generation.session.recorded) - len(unseen)
         self._sampler = generation.sampler(vocab_size)
-        self._right = 0  # drafts
+        self._right = 0  # the number of right drafts
 
     @property
     def tokens(self) -> list[int]:
-        """Those of the forward: what the layers have not seen, and the drafts."""
+        """The tokens of the forward: the unseen ones, and the drafts."""
         return [*self._unseen, *self._drafts.tokens]
 
     def draw(self, logits: mx.array) -> SampledTokens:
@@ -60,26 +58,30 @@ class AnswerRound:
         return self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
 
     def is_from_numbers(self, drawn: Sequence[Choice]) -> bool:
-        """Returns False if one of the tokens that were drawn is not from numbers. A draft may be to blame, also for
-        those before it: attention multiplies what it must not look at by 0, and NaN stays NaN. So nothing of the round
-        counts then, and the answer tries no further drafts."""
+        """Returns False if a drawn token is not from numbers. Then the round does not count, and the answer tries no
+        more drafts: one of them may be to blame, even for tokens before it, since attention multiplies masked values by
+        0, and NaN stays NaN."""
         is_from_numbers = all(each.from_numbers for each in drawn)
         if not is_from_numbers and (drafter := _drafter_of(self._generation)):
             drafter.gives_up = True
         return is_from_numbers
 
     def choose(self, drawn: Sequence[Choice]) -> Choice:
-        """Returns the next token, and those after it that are right, too."""
+        """Returns the next token, and the tokens after it whose drafts are right."""
         drafts = self._drafts.tokens
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
-        self._record()
+        life, tried = self._generation.life, len(drafts)
+        life.drafted += tried
+        life.accepted += self._right
+        if tried and (drafter := _drafter_of(self._generation)):
+            drafter.record_outcome(tried, self._right, life)
         self._sampler.skip([choice.token for choice in drawn[: self._right + 1]])
         return self._as_choice(drawn[: self._right + 1])
 
     def _as_choice(self, drawn: Sequence[Choice]) -> Choice:
-        """Returns the tokens that came as one choice. Those that the grammar forced have been drawn, but belong to the
-        one before them, as they do without drafts."""
+        """Returns the drawn tokens as one choice. A token that the grammar forced belongs to the token before it, as
+        without drafts."""
         choices = [drawn[0]]
         for place, each in enumerate(drawn[1:]):
             if place in self._drafts.forcing:
@@ -88,21 +90,14 @@ class AnswerRound:
                 choices.append(each)
         return choices[0]._replace(following=choices[1:])
 
-    def _record(self) -> None:
-        life, tried = self._generation.life, len(self._drafts.tokens)
-        life.drafted += tried
-        life.accepted += self._right
-        if tried and (drafter := _drafter_of(self._generation)):
-            drafter.record_outcome(tried, self._right, life)
-
     @property
     def right(self) -> int:
-        """The number of its tokens that are right."""
+        """The number of right tokens in the forward."""
         return len(self._unseen) + self._right
 
     @property
     def kept(self) -> int:
-        """The number of its tokens after which the layers would stand if the recorded tokens had come one by one."""
+        """The number of its tokens that the layers would have seen if the recorded tokens had come one by one."""
         generation = self._generation
         unseen = generation.unseen if generation.has_ended else 0
         end = len(generation.session.recorded) - unseen
@@ -113,16 +108,15 @@ class BatchRounds:
     """The rounds of one batch. Owner: the engine thread."""
 
     def __init__(self, drafting: Drafting, batch: Batch) -> None:
-        # For good.
         self._drafting = drafting
         self._batch = batch
         # Until a generation joins or leaves.
         self._generations: Sequence[Generation] = ()
-        self._drafted: Sequence[tuple[int, Generation, AnswerDrafter]] = ()  # of these, with their rows
+        self._drafted: Sequence[tuple[int, Generation, AnswerDrafter]] = ()  # these, if drafted, with their rows
         # Until the next step.
-        self._rounds: Sequence[AnswerRound] = ()  # the last one, until it is accepted
-        self._asked_rows = 0.0  # its rows of an answer that are no padding, on average, if padding was skipped
-        self._measured_at = batch.steps  # the number of the last step whose time was recorded
+        self._rounds: Sequence[AnswerRound] = ()  # the last round, until it is accepted
+        self._asked_rows = 0.0  # the mean rows of an answer without padding, if padding was skipped
+        self._measured_at = batch.steps  # the number of the last recorded step
         self.ahead = True
 
     def try_step(self, limit: StepLimit | None) -> Sequence[Choice] | None:
@@ -150,17 +144,17 @@ class BatchRounds:
         return None
 
     def _regroup(self) -> None:
-        """Notes which answers are drafted, after some have joined or left."""
+        """Lists the answers with drafters, after some have joined or left."""
         self._generations = self._batch.generations
         rows = enumerate(self._generations)
         self._drafted = [(row, each, drafter) for row, each in rows if (drafter := _drafter_of(each))]
 
     def _find(self, limit: StepLimit) -> Sequence[AnswerDrafts]:
-        """Returns the drafts that a round within the limit should try: in this step or, if its tokens are already
-        drawn, in the next one, for whose drafts one stands then."""
+        """Returns the drafts that a round within the limit should try in this step. If the tokens of this step are
+        already drawn, returns one stand-in if the next step should be a round."""
         batch, drafted, is_drawn = self._batch, self._drafted, self._batch.in_flight is not None
         if not is_drawn:
-            batch.release_samplers()  # a model that drafts draws as the answers do
+            batch.release_samplers()  # a model that drafts needs their state
         answers, lengths = [], batch.rows.lengths
         for row, each, drafter in drafted:
             wanted = each.request.most_drafts
@@ -181,7 +175,7 @@ class BatchRounds:
         return allowed if any(each.tokens for each in allowed) else ()
 
     def _run(self, drafts: Sequence[AnswerDrafts]) -> Sequence[Choice] | None:
-        """Draws the next token of each answer, and those after it that were drafted right, by one forward."""
+        """Draws the next token of each answer, and the tokens of right drafts after it, by one forward."""
         batch = self._batch
         answers = zip(batch.generations, drafts, batch.rows.unseen, strict=True)
         rounds = [AnswerRound(generation, each, unseen, batch.vocab_size) for generation, each, unseen in answers]
@@ -189,7 +183,7 @@ class BatchRounds:
         counts = [len(each) for each in tokens]
         longest = max(counts)
         padded = mx.array([[*row, *row[-1:] * (longest - len(row))] for row in tokens])
-        skips = len(rounds) > 1 and self._drafting.skips_padding
+        skips = len(rounds) > 1 and self._drafting.policy.skips_padding
         with asks_for(counts, longest) if skips else nullcontext():
             logits = batch.run(batch.rows.draft, padded)
         if logits is None:
@@ -217,7 +211,7 @@ class BatchRounds:
         )
 
     def measures(self, steps: int) -> bool:
-        if self._batch.generations is not self._generations:  # some were split off in this step
+        if self._batch.generations is not self._generations:  # some have left in this step
             self._regroup()
         return bool(self._drafted) and (steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
 
@@ -235,7 +229,7 @@ def _drafter_of(generation: Generation) -> AnswerDrafter | None:
 
 
 def _allowed(generation: Generation, proposed: Sequence[int], vocab_size: int) -> AnswerDrafts:
-    """Returns the first tokens of a draft, as far as they may come."""
+    """Returns the first tokens of a draft that the vocabulary, the end tokens and the grammar allow."""
     grammar, eos, drafts = generation.grammar, generation.tokenizer.eos, list[int]()
     for token in proposed:
         if not 0 <= token < vocab_size or (grammar.guide is not None and token in eos):

@@ -1,26 +1,27 @@
-"""Finds out by the clock alone whether drafts make answers faster, and rests what is slower.
+"""Compares drafting and plain decoding by the clock alone; the slower one rests.
 
-There are two ways to decode, with drafts and without. One is in use; now and then the other is checked: windows of the
-two alternate until the checked way is no better, or was better over several windows and takes over. A check that fails
-is followed by a rest of many times what it cost, and the next one by a longer rest: the longer, the worse that way was.
-What is compared is seconds a token. Only those steps count for which a draft was at hand, and the step after each of
-them, which may have to wait where it would not without drafts.
+One of the two ways is in use. Now and then the other one is checked: windows of both alternate until the checked way is
+no better, or was better over several windows and takes over. After a failed check the way rests for many times the cost
+of the check, and longer after each failure: the worse the way, the longer the rest.
+
+The check compares seconds a token. It counts only steps with a draft at hand, and the step after each, which may have
+to wait because of the draft.
 """
 
 from typing import Literal, NamedTuple
 
-_CLEAR_STEPS, _CLEAR = 4, 1.4  # a check is over after 4 steps if a token takes so many times as long
-_WINDOWS = 3  # that a way must be better for to take over
-_BETTER = 0.98  # times the seconds a token of the other one
-_FIRST_REST, _MOST_REST = 16, 128  # times what a check has cost
-_LEAST_COST = 1 / 8  # of a window: a check that cost less counts as much
+_CLEAR_STEPS, _CLEAR = 4, 1.4  # a check ends after 4 steps if a token takes 1.4 times as long
+_WINDOWS = 3  # the windows over which a way must be better to take over
+_BETTER = 0.98  # times the seconds a token of the other way
+_FIRST_REST, _MOST_REST = 16, 128  # times the cost of a check
+_LEAST_COST = 1 / 8  # of a window: the least cost of a check
 _SPEED_WEIGHT = 1 / 16  # of the latest step in the average of its way
-_MOST_SPIKE = 4  # times the average step of its way: whatever took longer had other reasons
+_MOST_SPIKE = 4  # times the average step of its way: a longer step had other reasons
 _WEIGHT = 0.5  # of the latest window in an average
 
 
 class CheckState(NamedTuple):
-    """Whether to draft, and why."""
+    """The way in use, and the reason."""
 
     name: Literal["on", "resting", "off"]
     why: str
@@ -31,19 +32,17 @@ class _Way:
 
     def __init__(self) -> None:
         self.token_s = 0.0
-        """The average seconds a token over its windows; 0 before the first one has ended."""
+        """The average seconds a token over its windows; 0 during the first one."""
         self.step_s = 0.0
         self.steps = 0
         self.tokens = 0
         self.seconds = 0.0
 
     def begin(self) -> None:
-        """Begins a window."""
         self.steps = self.tokens = 0
         self.seconds = 0.0
 
     def count(self, tokens: int, seconds: float) -> None:
-        """Adds a step to the window."""
         if self.step_s:
             seconds = min(seconds, self.step_s * _MOST_SPIKE)
             self.step_s += (seconds - self.step_s) * _SPEED_WEIGHT
@@ -54,24 +53,23 @@ class _Way:
         self.seconds += seconds
 
     def end(self, weight: float) -> None:
-        """Ends the window, whose weight in the average is this."""
+        """Ends the window, and gives it this weight in the average."""
         token_s = self.seconds / self.tokens
         self.token_s = self.token_s + (token_s - self.token_s) * weight if self.token_s else token_s
 
 
 class SpeedCheck:
-    """Says whether to draft. One for all requests of the process. Owner: the engine thread."""
+    """Decides if steps draft, for all requests of the process. Owner: the engine thread."""
 
     def __init__(self, window: int) -> None:
-        """Begins with drafts, and soon checks whether it is faster without. `window` is the number of steps of a
-        window."""
+        """Begins with drafts, and soon checks plain decoding. `window` is the number of steps of a window."""
         self._window = window
         self._drafts = _Way()
         self._plain = _Way()
         self._used = self._drafts
         self._now = self._drafts
-        self._better = 0  # windows of the check for which the checked way was better
-        self._cost_s = 0.0  # of the check: what the checked way took longer
+        self._better = 0  # the windows of the check in which the checked way was better
+        self._cost_s = 0.0  # the time that the check has lost
         self._rest: float = _FIRST_REST
         self._rest_s = 0.0  # until the next check
         self._changed = True
@@ -79,16 +77,15 @@ class SpeedCheck:
         self._off = ""
 
     def allows(self) -> bool:
-        """Returns True if the next step may draft. Look for drafts even if not: `record` asks for them."""
+        """Returns True if the next step may draft. Look for drafts in any case, since `record` needs to know."""
         return self._now is self._drafts and not self._off
 
     def turn_off(self, why: str) -> None:
-        """Allows no drafts any more."""
         self._off = why
 
     @property
     def state(self) -> CheckState:
-        """What is in use and why; checks do not show."""
+        """The way in use and the reason; checks do not show."""
         if self._off:
             return CheckState("off", self._off)
         if not (self._drafts.token_s and self._plain.token_s):
@@ -97,17 +94,19 @@ class SpeedCheck:
         return CheckState("on" if self._used is self._drafts else "resting", ratio)
 
     def record(self, tokens: int, seconds: float, *, drafted: bool, offered: bool) -> None:
-        """Records a step of `tokens` tokens, at least one: whether it drafted, and whether it was `offered` a draft."""
+        """Records a step of `tokens` tokens, at least one. `drafted` says if it drafted, `offered` if a draft was at
+        hand."""
         counts = offered or self._was_offered
         self._was_offered = offered
         if self._off or not counts or (offered and drafted != self.allows()):
             return
-        if self._changed:  # the first step of a way is not like the others
+        if self._changed:  # the first step of a way differs from the others
             self._changed = False
             return
         self._now.count(tokens, seconds)
         if self._now is not self._used:
-            if self._now.steps == self._window or self._is_clear():
+            is_clear = self._now.steps >= _CLEAR_STEPS and self._now.seconds > self._expected_s() * _CLEAR
+            if is_clear or self._now.steps == self._window:
                 self._compare()
             return
         self._rest_s -= seconds
@@ -120,11 +119,8 @@ class SpeedCheck:
         return self._plain if self._used is self._drafts else self._drafts
 
     def _expected_s(self) -> float:
-        """Returns how long the way in use would have taken for the tokens of this window."""
+        """Returns the seconds that the way in use would have taken for the tokens of this window."""
         return self._used.token_s * self._now.tokens
-
-    def _is_clear(self) -> bool:
-        return self._now.steps >= _CLEAR_STEPS and self._now.seconds > self._expected_s() * _CLEAR
 
     def _compare(self) -> None:
         """Ends a window of the checked way."""

@@ -1,21 +1,21 @@
-"""A text that grows, and the places in it where its like occurred before."""
+"""A text that grows, and the places in it where a run of tokens occurred before."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-# --- The places after all runs of one length, newest first. A *place* is a position in a text; the run of a
-# place is the tokens right before it. Places whose runs have the same hash form a list: a table holds the newest of
-# them, and each place the next older one. So a place takes 4 bytes, and the table 2 to 8 for each place.
-
-_FACTOR, _BITS = 0x2545F491, (1 << 30) - 1  # small enough for the fast way of Python's integers
+_FACTOR, _BITS = 0x2545F491, (1 << 30) - 1  # small enough for Python's fast integers
 _LEAST_TABLE = 1024
-_PLACES_AN_ENTRY = 2  # at most; half of it in a new table
-_MOST_STEPS = 32  # from place to place, for one run
+_PLACES_AN_ENTRY = 2  # the most places for each entry of the table; half of it in a new one
+_MOST_STEPS = 32  # the most steps from place to place, for one run
 
 
 class PlaceChain:
-    """The places after the runs of `width` tokens in one text, which only grows. Owner: the engine thread."""
+    """The places after the runs of `width` tokens in one text that only grows, newest first.
+
+    A *place* is a position in the text; its run is the tokens right before it. Places whose runs have the same hash
+    form a list: a table holds the newest of them, and each place the next older one. So a place takes 4 bytes, and the
+    table 2 to 8 bytes for each place. Owner: the engine thread."""
 
     def __init__(self, width: int) -> None:
         """`width` is at least 1."""
@@ -31,8 +31,8 @@ class PlaceChain:
     def link(self, text: Sequence[int], most: int) -> bool:
         """Links up to `most` more places; returns True if none are left.
 
-        The end of the text is no place: nothing follows it yet. If the text has outgrown the table, a larger one is
-        begun, and all places are linked anew.
+        The end of the text is no place, since nothing follows it yet. If the text has outgrown the table, begins a
+        larger one and links all places anew.
         """
         newest, older, width = self._newest, self._older, self.width
         place, size = len(older) + width, len(text)
@@ -57,7 +57,7 @@ class PlaceChain:
         return stop == size
 
     def places(self, run: Sequence[int]) -> Iterator[int]:
-        """Yields the places after `run`, newest first; also those after other runs of the same hash."""
+        """Yields the places after `run` and after other runs of the same hash, newest first."""
         place = self._newest[hash_of(run) & (len(self._newest) - 1)]
         older, width = self._older, self.width
         for _ in range(_MOST_STEPS):
@@ -66,14 +66,9 @@ class PlaceChain:
             yield place
             place = older[place - width]
 
-    @property
-    def nbytes(self) -> int:
-        """The memory of the table and the places, in bytes."""
-        return self._newest.__sizeof__() + self._older.__sizeof__()
-
 
 def hash_of(run: Sequence[int]) -> int:
-    """Returns the hash of a run of tokens; its lowest bits are the best ones."""
+    """Returns the hash of a run of tokens, of which the lowest bits are the best."""
     value = 0
     for token in run:
         value = (value * _FACTOR + token) & _BITS
@@ -81,29 +76,27 @@ def hash_of(run: Sequence[int]) -> int:
 
 
 MOST_MATCH = 32
-"""Tokens: matches are not followed any further back."""
+"""The most tokens of a match."""
 _MOST_PLACES = 8
-"""Of the places with the same run, the newest ones are compared."""
+"""The most places with the same run that are compared, newest first."""
 
 
 class TextMatch(NamedTuple):
-    """Where the end of a text occurred before."""
+    """The places of a text after tokens that equal the end of a text."""
 
     match: int
-    """How many tokens are the same, at most `MOST_MATCH`."""
+    """The number of equal tokens, at most `MOST_MATCH`."""
     places: list[int]
-    """The positions after them, newest first; a token follows each."""
+    """The positions after these tokens, newest first; a token follows each."""
 
 
 class IndexedText:
-    """Token ids and their index. Negative ids stand for no token: they match nothing and are never proposed.
-
-    Owner: the engine thread.
-    """
+    """Token ids and their index. Negative ids stand for no token: they match nothing and are never proposed. Owner: the
+    engine thread."""
 
     def __init__(self, widths: Iterable[int], ids: "list[int] | array[int]") -> None:
-        """`widths` are the lengths of the runs that are indexed, in tokens: no match is shorter than the least. `ids`
-        begins the text, and is the text's from now on."""
+        """`widths` are the lengths of the indexed runs, in tokens: no match is shorter than the least. `ids` begins the
+        text, which owns it from now on."""
         self._ids = ids
         self._chains = [PlaceChain(width) for width in sorted(widths)]
 
@@ -120,11 +113,11 @@ class IndexedText:
         return all(done)
 
     def since(self, position: int) -> list[int]:
-        """Returns the tokens from a position on, or all if it is negative."""
+        """Returns the tokens from a position on, or all for a negative one."""
         return list(self._ids[max(0, position) :])
 
     def ending(self) -> list[int]:
-        """Returns the last tokens, at most `MOST_MATCH`, without what stands before a negative id."""
+        """Returns the tokens after the last negative id, at most the last `MOST_MATCH`."""
         ending = list(self._ids[-MOST_MATCH:])
         if min(ending, default=0) < 0:
             last = max(index for index, token in enumerate(ending) if token < 0)
@@ -132,7 +125,7 @@ class IndexedText:
         return ending
 
     def find(self, ending: Sequence[int]) -> TextMatch | None:
-        """Returns where the longest end of `ending` occurred before, in what is indexed."""
+        """Returns the indexed places after the longest end of `ending`."""
         best, places = 0, list[int]()
         for chain in self._chains:
             if len(ending) < chain.width:
@@ -154,7 +147,7 @@ class IndexedText:
         return TextMatch(best, places) if places else None
 
     def _match(self, place: int, ending: Sequence[int]) -> int:
-        """Returns how many tokens before a place are the last ones of `ending`; 0 if no token follows it."""
+        """Returns the number of tokens before a place that are the last ones of `ending`; 0 if no token follows."""
         ids = self._ids
         if ids[place] < 0:
             return 0
@@ -164,7 +157,7 @@ class IndexedText:
         return match
 
     def follow(self, found: TextMatch, token: int) -> TextMatch | None:
-        """Returns what `find` would if this token came next, from what it found before; None if nothing is left of it.
+        """Returns the result of `find` after one more token, given the result before it; None if no place is left.
 
         The longest match has one token more, so it was among the longest ones before.
         """
@@ -173,8 +166,8 @@ class IndexedText:
         return TextMatch(min(found.match + 1, MOST_MATCH), places) if places else None
 
     def following(self, places: Sequence[int], most: int) -> list[int]:
-        """Returns what follows places of this text, up to a negative id: at each token what follows most of them, of
-        equally many what follows the newest. A text that ends there goes on as if it repeated itself."""
+        """Returns the tokens after these places of the text, up to a negative id. Each token is the one after most of
+        the places or, of equally many, after the newest. At its end the text continues as if it repeated itself."""
         ids, end = self._ids, len(self._ids)
         tokens = list[int]()
         for index in range(most):
@@ -189,8 +182,3 @@ class IndexedText:
         if min(tokens, default=0) < 0:
             return tokens[: next(index for index, token in enumerate(tokens) if token < 0)]
         return tokens
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the ids, without that of Python's integers, and of the index, in bytes."""
-        return self._ids.__sizeof__() + sum(chain.nbytes for chain in self._chains)

@@ -1,4 +1,7 @@
-"""Which model drafts: the one that `--draft` names, the one that lies beside the model in the store, or its head."""
+"""The wing: finds and loads the model that drafts, and gives an engine its drafts.
+
+The model is the one that `--draft` names, the one that lies beside the target in the store, or the target's head.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,8 +11,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from runner import cpu
+from runner.drafts.costs import CPU_COSTS, GPU_COSTS
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import Drafting, DraftModel
-from runner.drafts.policy import DraftPolicy
 from runner.drafts.rounds import BatchRounds
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import DraftError, ModelError
@@ -27,8 +31,8 @@ log = Log(__name__)
 
 
 def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> "FoundDraft | None":
-    """Returns the model that is to draft, by its headers; None if there is none. `wish` is the value of `--draft`.
-    Raises ModelError if there is one that cannot be used."""
+    """Opens the headers of the model that should draft; returns None if there is none. `wish` is the value of
+    `--draft`. Raises ModelError if the model cannot be used."""
     if wish == DRAFT_OFF or (wish == DRAFT_AUTO and not target.checkpoint.draft_bytes):
         return None
     from runner.drafts.kinds import open_draft, open_own_draft  # most models have none
@@ -37,11 +41,11 @@ def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> "FoundDraft 
 
 
 class DraftModelOpener:
-    """Opens the model that drafts, in two steps around the loading of the target. If it cannot be used, it is refused
-    if `--draft` names it, and else left out. Owner: the engine thread."""
+    """Opens the model that drafts before the target is loaded, and loads it afterwards. Refuses an unusable model that
+    `--draft` names, and leaves out any other. Owner: the engine thread."""
 
     def __init__(self, settings: Settings, target: OpenedModel) -> None:
-        """Reads headers alone. Raises DraftError for a model that is refused."""
+        """Reads only headers. Raises DraftError for a refused model."""
         self._settings = settings
         self._target = target
         self._found: FoundDraft | None = None
@@ -51,14 +55,15 @@ class DraftModelOpener:
             self._give_up(error)
 
     def reserved_bytes(self, budget_bytes: int) -> int:
-        """Returns what loading the target should leave of the budget for the draft model: nothing, where both are too
-        large in any case."""
+        """Returns the bytes of the budget that loading the target should leave for the draft model: none if both
+        together exceed it in any case."""
         needed = 0 if self._found is None else self._found.model.total_bytes
         return needed if needed + self._target.total_bytes <= budget_bytes else 0
 
     def load(self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int) -> DraftModel | None:
-        """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
-        `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
+        """Loads the draft model or, with `auto` and no such model, the head of the target; returns None if there is no
+        head. `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the
+        constructor."""
         dtype = self._settings.dtype
         if self._found is not None:
             kind, draft = self._found
@@ -66,17 +71,16 @@ class DraftModelOpener:
                 self._found.check(self._target, loaded, tokenizer)
                 rest = max(0, budget_bytes - mx.get_active_memory())
                 model = kind.load(draft, loaded, dtype, rest)
-            except Exception as error:  # of MLX, at its first forward, too
+            except Exception as error:  # MLX raises some of them at the first forward
                 self._give_up(error)
             else:
-                log.info(
-                    "draft model loaded", model=draft.name, architecture=draft.architecture, bytes=draft.total_bytes
-                )
+                nbytes = draft.total_bytes
+                log.info("draft model loaded", model=draft.name, architecture=draft.architecture, bytes=nbytes)
                 return model
         names = (*self._target.checkpoint.tensors, *self._target.checkpoint.unreadable)
         if self._settings.draft != DRAFT_AUTO or loaded.undraftable or not any("mtp." in name for name in names):
             return None
-        from runner.drafts.heads.load import load_head  # most models have none
+        from runner.drafts.heads.head_plan import load_head  # most models have none
 
         rest = max(0, budget_bytes - mx.get_active_memory())
         return load_head(self._target, loaded, dtype, rest)
@@ -88,11 +92,8 @@ class DraftModelOpener:
         log.info("the draft model beside this one is not used", why=why)
 
 
-# --- The line of `mlx-runner check`: what would draft, from headers alone.
-
-
 class DraftFacts(Facts, frozen=True, kw_only=True):
-    """What drafts answers, in addition to known text. The fields of a model are None if no model can."""
+    """The line of `mlx-runner check`, from headers alone. The fields of a model are None if none would draft."""
 
     on: bool
     """False with `--draft off`."""
@@ -104,9 +105,9 @@ class DraftFacts(Facts, frozen=True, kw_only=True):
     bytes: int | None = None
     """The draft model's weights in memory."""
     head_bytes: int | None = None
-    """What the model's own head for drafts takes as it is stored; None if it has none, or another model drafts."""
+    """The stored bytes of the model's own head for drafts; None if it has none, or another model drafts."""
     why_no_model: str | None = None
-    """The reason why the model that was to draft cannot."""
+    """The reason why the model in the store cannot draft."""
 
     @property
     def text(self) -> str:
@@ -123,7 +124,8 @@ class DraftFacts(Facts, frozen=True, kw_only=True):
 
 
 class DraftsWing(Wing):
-    """Drafts, and the model that makes them, if there is one. A model in several ranks is drafted by what it reads."""
+    """Adds drafts to an engine, and a model that makes them if there is one. In several ranks only known text
+    drafts."""
 
     name = "drafts"
 
@@ -136,7 +138,7 @@ class DraftsWing(Wing):
         return {} if found is None else {"drafts": self._facts(settings, found)}
 
     def _facts(self, settings: CheckSettings, found: Examined) -> DraftFacts:
-        from runner.drafts.heads.load import plan_head
+        from runner.drafts.heads.head_plan import plan_head
 
         on = settings.draft != DRAFT_OFF
         wish = settings.draft if on else DRAFT_AUTO
@@ -145,7 +147,7 @@ class DraftsWing(Wing):
             named = find_draft(wish, settings.models_dir, found.model)
             if named is None:
                 head = plan_head(found.model)
-                return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.nbytes)
+                return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.opened.total_bytes)
             kind, draft = named
             named.check(found.model, found.loaded, found.tokenizer)
             rest = max(0, found.budget_bytes - found.types.nbytes(found.loaded.module))
@@ -154,16 +156,11 @@ class DraftsWing(Wing):
             if wish != DRAFT_AUTO:
                 raise ModelError(f"--draft {wish}: {error}") from error
             return DraftFacts(on=on, why_not=why_not, why_no_model=str(error))
-        return DraftFacts(
-            on=on,
-            model=draft.name,
-            architecture=draft.architecture,
-            dtype=plan.computes,
-            bytes=plan.nbytes(module),
-        )
+        dtype, nbytes = plan.computes, plan.nbytes(module)
+        return DraftFacts(on=on, model=draft.name, architecture=draft.architecture, dtype=dtype, bytes=nbytes)
 
     def reserve(self, parts: Parts) -> int:
-        """Raises DraftError for a model that is refused."""
+        """Raises DraftError for a refused model."""
         if parts.ranks is None:
             self._opener = DraftModelOpener(parts.settings, parts.model)
         return self._opener.reserved_bytes(parts.budget_bytes) if self._opener is not None else 0
@@ -183,12 +180,10 @@ class DraftsWing(Wing):
         if undraftable:
             log.info("answers are not drafted", why=undraftable)
         most, at_once = parts.settings.draft_tokens, self._model is not None and self._model.at_once
-        if parts.on_cpu:
-            alone = parts.ranks is None  # followers know nothing of padding
-            skips_padding = alone and cpu.skips_padding() and parts.loaded.is_packed
-            policy = DraftPolicy.for_cpu(most, at_once=at_once, skips_padding=skips_padding)
-        else:
-            policy = DraftPolicy.for_gpu(most, at_once=at_once)
+        alone = parts.ranks is None  # followers know nothing of padding
+        skips_padding = parts.on_cpu and alone and cpu.skips_padding() and parts.loaded.is_packed
+        costs = CPU_COSTS if parts.on_cpu else GPU_COSTS
+        policy = DraftPolicy(most, costs, at_once=at_once, skips_padding=skips_padding)
         drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.clock, parts.step_s)
         parts.drafter = drafting.drafter
         parts.rounds = partial(BatchRounds, drafting)

@@ -23,8 +23,8 @@ import runner.engine.scheduler
 import runner.tape.recording
 import runner.tape.taped_grammar
 from protocol.format import Lark
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import Drafting
-from runner.drafts.policy import DraftPolicy
 from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Outbox
 from runner.engine.memory import MemoryBudget
@@ -124,7 +124,7 @@ class Story:
         """Returns an engine with this tape. All engines of a story are alike."""
         numbers = random.Random(self._seed)
         drafts = numbers.random() < 0.7 and self._name in SLICEABLE
-        drafting = Drafting(DraftPolicy.for_cpu()) if drafts else None
+        drafting = Drafting(DraftPolicy()) if drafts else None
         engine = TinyEngine(
             self._name,
             TapedPolicy(numbers.choice((16, 64, 512)), numbers.choice((0.02, 0.1)), tape),

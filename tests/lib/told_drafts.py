@@ -8,8 +8,8 @@ import msgspec
 
 from protocol.stats import CacheNode
 from runner.cache.session import Session
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import AnswerDrafter, DraftedStep, Drafting, StepTime
-from runner.drafts.policy import DraftPolicy
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle
@@ -85,7 +85,7 @@ class ToldTogether(Drafting):
     """Lets each answer of a forward try what it knows."""
 
     def __init__(self) -> None:
-        super().__init__(DraftPolicy.for_cpu(skips_padding=True))
+        super().__init__(DraftPolicy(skips_padding=True))
         self.measuring = 1
         self.rounds_together: list[float] = []
         """The average number of positions without padding, in each round of several answers."""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from runner.disk.namespace import DiskFacts, disk_facts
+from runner.disk.wing import DiskFacts, disk_facts
 from tests.unit.disk.made import NAMESPACE, segment, store
 
 

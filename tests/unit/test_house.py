@@ -194,12 +194,12 @@ ADAPTERS = (
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
-    "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "own_model", "rounds", "target", "wing"),
+    "drafts": ("heads/", "assistant.py", "dflash/", "hidden_states", "kinds", "own_model", "rounds", "target", "wing"),
     "embeddings": ("embedder", "wing", "decisions/", "modules/"),
     "kv_bits": ("hadamard", "wing"),
     "media": ("towers/", "encoder", "forward"),
     "vlm": ("module", "sight"),
-    "disk": ("check", "namespace", "restores", "serialize"),
+    "disk": ("namespace", "restores", "serialize"),
     "tape": ("taped_world",),
     "ranks": ("follower", "group", "rank_world", "share", "split", "start"),
 }

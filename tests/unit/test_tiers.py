@@ -48,7 +48,7 @@ def test_a_file_without_a_test_of_the_tier_is_not_collected() -> None:
 
 
 def test_capabilities_that_were_never_measured_have_tiers_of_their_own() -> None:
-    together = "tests/model/engine/test_drafts_together.py::test_each_answer_is_the_one_that_it_is_alone"
+    together = "tests/model/engine/test_drafts.py::test_each_answer_is_the_one_that_it_is_alone"
     assert aside("tests/model/drafts/heads/test_drafter.py::test_a_draft") == "models-that-draft"
     assert aside(f"{together}[a head-greedy-right-2]") == "models-that-draft"
     assert aside("tests/process/ranks/test_answers.py::test_an_answer[1]") == "ranks"

@@ -70,7 +70,7 @@ def what_comes_back_from_the_disk_is_right(it: Subject) -> None:
     assert talk.saved >= 0
     prompt = talk.asked[2][0]
     reader = started(it.tiny, talk.directory)
-    with patch("runner.disk.reader.WORTH_TOKENS", LEAST_TOKENS):
+    with patch("runner.disk.segment_reader.WORTH_TOKENS", LEAST_TOKENS):
         restored = reader.restore(prompt)
     assert restored >= len(PROMPT) or it.name in NOT_KEPT
     if restored:

@@ -1,4 +1,4 @@
-"""A DFlash draft: its layers, the context that they see, and the blocks that it drafts."""
+"""A DFlash draft: its layers, their context, and its drafts."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,25 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from runner.cache.layers.batched import arrays_of
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
-from runner.drafts.dflash.config import DFlashConfig
+from runner.drafts.dflash.dflash_config import DFlashConfig
 from runner.drafts.drafting import DraftedAnswer
-from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
-
-# --- The layers of a DFlash draft, and the context that they see.
+from runner.drafts.hidden_states import RowDrafter, RowText, padded, read_drafts
+from runner.drafts.target import Draw, Target
 
 
 class OptionalTensors(NamedTuple):
-    """Which optional tensors a draft has."""
+    """The optional tensors of a draft."""
 
     gates: bool
     """A gate for each head of its attention."""
     tap_norms: bool
-    """A norm for each of the hidden states that it is given."""
+    """A norm for each tapped layer's hidden states."""
     biases: bool
     """Biases of queries, keys and values."""
 
 
 class BlockContext(NamedTuple):
-    """Keys and values of consecutive tokens of some texts: a row for each text."""
+    """Keys and values of consecutive tokens of some texts, with a row for each text."""
 
     layers: Sequence[KVRows]
     starts: Sequence[int]
@@ -59,12 +58,12 @@ class _Attention(Module):
 
     def remember(self, x: mx.array, cache: KVRows, starts: mx.array) -> tuple[mx.array, mx.array]:
         """Adds the keys and values of `x` [B, S, D] to the cache, whose rows begin at these places, int [B]. Returns
-        all that it has."""
+        all keys and values of the cache."""
         keys = self._rope(self._split(self.k_norm, self.k_proj(x)), offset=starts + cache.offset)
         return cache.update_and_fetch(keys, self._split(None, self.v_proj(x)))
 
     def __call__(self, x: mx.array, cache: KVRows, starts: mx.array) -> mx.array:
-        """Returns what the rows of a block, `x` [B, L, D], see, and adds them to the cache."""
+        """Returns the attention of the rows of a block, `x` [B, L, D], and adds them to the cache."""
         mask = cache.make_mask(x.shape[1], window_size=self._window, causal=self._causal)
         queries = self._rope(self._split(self.q_norm, self.q_proj(x)), offset=starts + cache.offset)
         keys, values = self.remember(x, cache, starts)
@@ -110,7 +109,7 @@ class _Layer(Module):
 
 
 class DFlashModule(Module):
-    """The weights of a draft; random and lazy at first."""
+    """The network of a draft, with random lazy weights at first."""
 
     def __init__(self, config: DFlashConfig, parts: OptionalTensors) -> None:
         Module.__init__(self)
@@ -125,14 +124,14 @@ class DFlashModule(Module):
         self.norm = RMSNorm(config.width, config.eps)
 
     def remember(self, features: mx.array, context: BlockContext) -> None:
-        """Adds to the context the features [B, S, T D] of the tokens that come next. Lazy."""
+        """Adds the features [B, S, T D] of the next tokens to the context. Lazy."""
         x, starts = self._projected(features), mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
             layer.remember(x, cache, starts)
 
     def __call__(self, embedded: mx.array, context: BlockContext) -> mx.array:
-        """Returns the states [B, L, D] of blocks, for the embeddings of their tokens, [B, L, D]. They follow the
-        context, which has them then, too. Lazy."""
+        """Returns the lazy states [B, L, D] of blocks after the context, for the embeddings of their tokens, [B, L, D].
+        Adds the blocks to the context."""
         x, starts = embedded, mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
             x = layer(x, cache, starts)
@@ -146,13 +145,13 @@ class DFlashModule(Module):
 
 
 _MOST_ROWS = 512
-_PART_TOKENS = 64  # of a text, beside a step of its answer
+_PART_TOKENS = 64  # the tokens of a text that are read beside a step of its answer
 CONTEXT_TOKENS = 2048
-"""The context has at least this many of the last tokens, or those that layers see back to, and less than twice them."""
+"""The context has at least this many of the last tokens, or as many as layers see, and less than twice as many."""
 
 
 class BlockDraft(NamedTuple):
-    """A draft and its target's parts. Owner: the engine thread."""
+    """A draft and its target. Owner: the engine thread."""
 
     config: DFlashConfig
     module: DFlashModule
@@ -160,16 +159,16 @@ class BlockDraft(NamedTuple):
 
     @property
     def tapped(self) -> list[Module]:
-        """The layers of the target whose outputs are the draft's context."""
+        """The layers of the target whose outputs make the context."""
         return [self.target.layers[tap] for tap in self.config.taps]
 
     def make_layers(self, rows: int) -> list[KVRows]:
-        """Returns fresh layers of a context of so many texts."""
+        """Returns fresh layers of a context of this many texts."""
         return [KVRows(None, [[]] * rows, [0] * rows) for _ in self.config.windows]
 
     def logits(self, tokens: Sequence[int], count: int, context: BlockContext) -> mx.array:
-        """Returns logits [B, count, V] of the tokens after these, which follow the context. It has the blocks then.
-        Lazy."""
+        """Returns the lazy logits [B, count, V] of the tokens after `tokens`, which follow the context. Adds the blocks
+        to the context."""
         blocks = mx.array([[token, *[self.config.mask_token] * count] for token in tokens])
         states = self.module(self.target.embed(blocks), context)
         return self.target.unembed(states[:, 1:])
@@ -181,9 +180,9 @@ class BlockText(RowText):
     def __init__(self) -> None:
         super().__init__()
         self.recorded: Sequence[int] = ()
-        """The text of the context, and what has come since."""
+        """The text of the context, and the tokens since then."""
         self.lacks = False
-        """True if more has to be read than fits beside a block."""
+        """True if more is left to read than fits beside a block."""
 
     def go_back(self, to: int) -> None:
         super().go_back(to)
@@ -195,8 +194,8 @@ class BlockText(RowText):
 class BlockDrafter(RowDrafter[BlockText]):
     """Drafts with a DFlash draft: all tokens of all answers in one forward.
 
-    Its context has keys and values of tokens from the first one on whose features it has seen: what a cache has
-    restored is missing. Drafts get worse for it, answers never. Owner: the engine thread.
+    The context begins at the first token whose features it has seen, so it lacks tokens that a cache has restored.
+    Drafts get worse for it, answers never. Owner: the engine thread.
     """
 
     at_once = True
@@ -205,16 +204,16 @@ class BlockDrafter(RowDrafter[BlockText]):
     def __init__(
         self, name: str, dflash: BlockDraft, most_rows: int = _MOST_ROWS, context_tokens: int = CONTEXT_TOKENS
     ) -> None:
-        super().__init__(name, dflash.tapped, most_rows)
+        super().__init__(name, dflash.tapped, most_rows, BlockText, dflash.make_layers)
         self.dflash = dflash
         windows = dflash.config.windows
         seen = min(context_tokens, max(windows)) if all(windows) else context_tokens
         self.context_tokens = max(seen, 2 * most_rows)
-        """Texts that are drafted together share these; what is kept of one is cut before it has twice as many: not
-        often."""
+        """The tokens that texts with drafts together share. The context of one is cut, now and then, before it has
+        twice its share."""
         dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
         row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
-        layers = self.make_layers(1)
+        layers = dflash.make_layers(1)
         dflash.module.remember(row, BlockContext(layers, [0]))
         self._token_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
         self._row_bytes = row.nbytes
@@ -223,13 +222,7 @@ class BlockDrafter(RowDrafter[BlockText]):
         tokens = 2 * max(self.context_tokens, answers * self._most_rows) + answers * LONG_STEP
         return tokens * self._token_bytes + 2 * answers * self._most_rows * self._row_bytes
 
-    def make_text(self) -> BlockText:
-        return BlockText()
-
-    def make_layers(self, rows: int) -> list[KVRows]:
-        return self.dflash.make_layers(rows)
-
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         known, parts = list[BlockText](), dict[BlockText, int]()
         for answer in answers:
             text = self.text_of(answer)
@@ -267,7 +260,7 @@ class BlockDrafter(RowDrafter[BlockText]):
         self._read({text: answer.position for answer, text in zip(answers, texts, strict=True)})
         most = min(most, self.dflash.config.block - 1)
         rows = [self._rows.index(text) for text in texts]
-        tokens = [0] * len(self._rows)  # texts that are read still are padded
+        tokens = [0] * len(self._rows)  # texts that are still read are padded
         for row, answer in zip(rows, answers, strict=True):
             tokens[row] = answer.session.recorded[-1]
         logits = self.dflash.logits(tokens, most, self._context)
@@ -280,7 +273,6 @@ class BlockDrafter(RowDrafter[BlockText]):
         return BlockContext(self._layers, [text.start for text in self._rows])
 
     def _read(self, stops: Mapping[BlockText, int]) -> None:
-        """Reads these texts, up to these places."""
         counts = [stops.get(text, text.at) - text.at for text in self._rows]
         self.stand()  # without the last blocks
         if not any(counts):
@@ -296,7 +288,7 @@ class BlockDrafter(RowDrafter[BlockText]):
         self.stand()
 
     def _cut(self, most: int) -> None:
-        """Cuts what is kept of each text to so many tokens before it has twice as many."""
+        """Cuts the context of each text to its last `most` tokens, before it has twice as many."""
         kept = [most if text.held >= 2 * most - self._most_rows else text.held for text in self._rows]
         if kept == [text.held for text in self._rows]:
             return
@@ -307,12 +299,11 @@ class BlockDrafter(RowDrafter[BlockText]):
             layer.keep_last(kept)
 
     def _follow(self, answer: DraftedAnswer, text: BlockText) -> bool:
-        """Makes what is kept of a text end where the waiting features before the answer's position begin. Returns False
+        """Makes the context of a text end where the waiting features before the answer's position begin. Returns False
         if too little is known."""
         position, recorded = answer.position, answer.session.recorded
         if recorded is not text.recorded and recorded[: text.at] != text.recorded[: text.at]:
-            # The layers of the target have become those of another answer.
-            text.begin(0)
+            text.begin(0)  # the layers of the target belong to another answer now
         text.recorded = recorded
         if text.at >= position:
             text.held = max(0, position - text.start)

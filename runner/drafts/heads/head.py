@@ -1,5 +1,4 @@
-"""A head with all that it needs to draft, the drafts that it makes, and the heads of families: Qwen 3.5, dense and with
-experts, and Qwen3-Next; Nemotron-H."""
+"""A head and its drafts, and the heads of families: Qwen 3.5, dense and with experts, and Qwen3-Next; Nemotron-H."""
 
 import copy
 import re
@@ -16,14 +15,18 @@ from mlx_lm.models.base import create_attention_mask
 
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
 from runner.drafts.drafting import DraftedAnswer
-from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
+from runner.drafts.hidden_states import RowDrafter, RowText, padded, read_drafts
+from runner.drafts.target import Draw, Target
 from runner.errors import ModelError
 from runner.model.weights.experts import Weights
-from runner.model.weights.parameters import parameters_of
 
 
 class HeadModule(Module):
-    """The weights of a head that are not its target's."""
+    """The weights that a head has of its own."""
+
+    layers: list[Module]
+    attentions: int
+    """The number of layers that have a cache."""
 
     def __init__(self) -> None:
         Module.__init__(self)  # MLX's is not typed
@@ -31,28 +34,23 @@ class HeadModule(Module):
     @classmethod
     @abstractmethod
     def of_target(cls, args: object, names: Collection[str]) -> Self:
-        """Returns a head for a target made from `args`, with random lazy parameters, whose tensors have these names.
-        Raises ModelError if there is no such head."""
+        """Returns the head with tensors of these names, for a target made from `args`. Its parameters are random and
+        lazy. Raises ModelError if there is no such head."""
 
     @abstractmethod
     def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         """Maps the embeddings of the next tokens and the hidden states before them, [B, L, D] each, to the hidden
         states of the head, [B, L, D], and advances `layers`."""
 
-    @property
-    @abstractmethod
-    def attentions(self) -> int:
-        """The number of layers that have a cache."""
-
     @classmethod
-    @abstractmethod
     def renamed(cls, names: Collection[str]) -> dict[str, str]:
-        """Maps the names of tensors, without all up to `mtp.`, to those that `sanitize` knows."""
+        """Maps the names of tensors after `mtp.` to the names that `sanitize` knows."""
+        return {name: name for name in names}
 
     @classmethod
-    def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:  # noqa: ARG003
-        """Returns the weights under the names of the parameters. Those in `shifted` are norms that lack 1."""
-        return weights
+    @abstractmethod
+    def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:
+        """Returns the weights under the names of the parameters. Adds 1 to the norms in `shifted`, which lack it."""
 
 
 class Head(NamedTuple):
@@ -62,24 +60,19 @@ class Head(NamedTuple):
     target: Target
 
     def make_layers(self, rows: int = 1) -> list[KVRows]:
-        """Returns fresh layer caches for so many texts."""
+        """Returns fresh layer caches for this many texts."""
         return [KVRows(None, [[]] * rows, [0] * rows) for _ in range(self.module.attentions)]
 
     def states(self, hidden: mx.array, tokens: mx.array, layers: Sequence[KVRows]) -> mx.array:
-        """Returns the head's hidden states [B, L, D] for the target's or its own, `hidden` [B, L, D], and the tokens
-        [B, L] after them. Advances `layers`. Lazy."""
+        """Returns the head's lazy hidden states [B, L, D] for `hidden` [B, L, D], of the target or its own, and the
+        tokens [B, L] after them. Advances `layers`."""
         return self.module(self.target.embed(tokens), hidden, layers)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its own weights."""
-        return sum(array.nbytes for array in parameters_of(self.module).values())
 
 
 _MOST_ROWS = 256
 _MOST_SLOTS = 4096
-"""The texts that are drafted together share so many: one with more begins again, so the layers of the head stay small,
-however long the text."""
+"""The most slots of all texts that are drafted together. A text with more than its share begins anew, so the layers of
+the head stay small."""
 
 
 class HeadText(RowText):
@@ -94,17 +87,14 @@ class HeadText(RowText):
 class HeadDrafter(RowDrafter[HeadText]):
     """Drafts with the model's own head.
 
-    Slot i of a text stands for token i, whose hidden state the target has computed, and the token after it; the logits
-    of the slot are those of the token after that. The layers of the head have a row for each text that it drafted for
-    the last time, and only tokens that are certain stay in them. A text need not be followed from its beginning: drafts
-    get worse, answers never.
-
-    Owner: the engine thread.
+    Slot i of a text stands for token i, whose hidden state the target has computed, and for token i + 1. Its logits
+    predict token i + 2. A text need not be followed from its beginning: drafts get worse, answers never. Owner: the
+    engine thread.
     """
 
     def __init__(self, head: Head, most_rows: int = _MOST_ROWS, most_slots: int = _MOST_SLOTS) -> None:
-        """Computes something with the head, and raises what that raises."""
-        super().__init__("the model's own head", [head.target.norm], most_rows)
+        """Computes a state with the head. Raises the errors of that."""
+        super().__init__("the model's own head", [head.target.norm], most_rows, HeadText, head.make_layers)
         self.head = head
         self._most_slots = most_slots
         layers, tokens = head.make_layers(), mx.zeros((1, 1), mx.uint32)
@@ -116,12 +106,6 @@ class HeadDrafter(RowDrafter[HeadText]):
     def most_bytes(self, answers: int) -> int:
         slots = self._most_slots + answers * LONG_STEP
         return slots * self._slot_bytes + 2 * answers * self._most_rows * self._row_bytes
-
-    def make_text(self) -> HeadText:
-        return HeadText()
-
-    def make_layers(self, rows: int) -> list[KVRows]:
-        return self.head.make_layers(rows)
 
     def prepare(self, answer: DraftedAnswer, text: HeadText, layers: Sequence[object]) -> bool:  # noqa: ARG002
         position, recorded = answer.position, answer.session.recorded
@@ -156,7 +140,7 @@ class HeadDrafter(RowDrafter[HeadText]):
         return read_drafts(drafts)
 
     def _read(self, answers: Sequence[DraftedAnswer]) -> mx.array:
-        """Reads what the target has seen of the texts. Returns the states of their last slots, [B, 1, D]."""
+        """Reads the tokens of the texts that the target has seen. Returns the states of their last slots, [B, 1, D]."""
         counts = [answer.position - text.at for answer, text in zip(answers, self._rows, strict=True)]
         longest, most = max(counts), self._most_slots // len(counts)
         hidden, tokens = list[mx.array](), list[list[int]]()
@@ -174,8 +158,6 @@ class HeadDrafter(RowDrafter[HeadText]):
         return states[mx.arange(len(counts)), mx.array(counts) - 1][:, None]
 
 
-# --- Qwen: layers of full attention, as the target's.
-
 _QWEN_NORMS = ("norm.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight")
 _QWEN_NORM = re.compile(r"layers\.\d+\.(?:.+_layernorm|self_attn\.[qk]_norm)\.weight")
 _QWEN_FUSED = re.compile(r"(.+)\.experts\.gate_up_proj(?:\.weight)?")
@@ -184,7 +166,7 @@ _QWEN_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 class QwenHead(HeadModule):
-    """Joins the row of the next token to the hidden state before it."""
+    """The head of Qwen: full attention over the row of the next token, joined with the hidden state before it."""
 
     def __init__(self, width: int, eps: float, layers: list[Module]) -> None:
         super().__init__()
@@ -192,6 +174,7 @@ class QwenHead(HeadModule):
         self.pre_fc_norm_hidden = RMSNorm(width, eps)
         self.fc = Linear(2 * width, width, bias=False)
         self.layers = layers
+        self.attentions = len(layers)
         self.norm = RMSNorm(width, eps)
 
     @classmethod
@@ -212,10 +195,6 @@ class QwenHead(HeadModule):
         make = cast("Callable[[object, int], Module]", kind)
         return cls(own.hidden_size, own.rms_norm_eps, [make(own, 0) for _ in range(count)])
 
-    @property
-    def attentions(self) -> int:
-        return len(self.layers)
-
     def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         joined = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(joined, axis=-1))
@@ -223,10 +202,6 @@ class QwenHead(HeadModule):
         for layer, cache in zip(self.layers, layers, strict=True):
             x = layer(x, mask=mask, cache=cache)
         return cast("mx.array", self.norm(x))
-
-    @classmethod
-    def renamed(cls, names: Collection[str]) -> dict[str, str]:
-        return {name: name for name in names}
 
     @classmethod
     def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:
@@ -244,13 +219,11 @@ class QwenHead(HeadModule):
 
     @classmethod
     def norms(cls, names: Collection[str], *, all_of_them: bool) -> set[str]:
-        """Returns the norms among these names whose published weights lack 1: all, or those that a release which had
-        added it to the layers' left as they were."""
+        """Returns the norms among these names whose published weights lack 1: all norms, or only those outside of
+        layers, to which one release did not add it."""
         found = {name for name in names if name in _QWEN_NORMS}
         return found | {name for name in names if _QWEN_NORM.fullmatch(name)} if all_of_them else found
 
-
-# --- Nemotron-H: layers of attention, experts or plain projections after the joined input.
 
 _NEMOTRON_KINDS = (
     ("*", re.compile(r"mixer\.[qkvo]_proj\.")),
@@ -258,7 +231,7 @@ _NEMOTRON_KINDS = (
     ("M", re.compile(r"mixer\.(?:in_proj|conv1d|A_log)")),
     ("-", re.compile(r"mixer\.(?:up|down)_proj\.")),
 )
-"""What mlx-lm calls a kind of layer, and the tensors that only such a layer has."""
+"""The name of a kind of layer in mlx-lm, and the tensors that only this kind has."""
 _NEMOTRON_NAMES = {
     "enorm.weight": ("pre_fc_norm_embedding.weight", "layers.{first}.enorm.weight"),
     "hnorm.weight": ("pre_fc_norm_hidden.weight", "layers.{first}.hnorm.weight"),
@@ -267,13 +240,13 @@ _NEMOTRON_NAMES = {
         "norm.weight", "shared_head.norm.weight", "layers.{last}.final_layernorm.weight",
     ),
 }  # fmt: skip
-"""Parameter -> the names that packages have for it, the first that is there."""
+"""Parameter -> its names in packages. The first one that a package has counts."""
 _NEMOTRON_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _NEMOTRON_EXPERTS = re.compile(r"(.+\.mixer\.switch_mlp)\.(up|down)_proj\.weight")
 
 
 class NemotronHead(HeadModule):
-    """Joins the row of the next token to the hidden state before it."""
+    """The head of Nemotron-H: attention, experts or plain projections after the joined input."""
 
     def __init__(self, args: nemotron_h.ModelArgs, kinds: str) -> None:
         super().__init__()
@@ -284,6 +257,7 @@ class NemotronHead(HeadModule):
         make = cast("Callable[[nemotron_h.ModelArgs, str], Module]", nemotron_h.NemotronHBlock)
         self.layers = [make(args, kind) for kind in kinds]
         self.final_layernorm = RMSNorm(width, eps)
+        self.attentions = kinds.count("*")
         self._kinds = kinds
 
     @classmethod
@@ -302,10 +276,6 @@ class NemotronHead(HeadModule):
             kinds += kind
         return cls(args, kinds)
 
-    @property
-    def attentions(self) -> int:
-        return self._kinds.count("*")
-
     def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         x = self.eh_proj(mx.concatenate([self.enorm(embedded), self.hnorm(hidden)], axis=-1))
         mask = create_attention_mask(x, layers[0]) if layers else None
@@ -318,7 +288,7 @@ class NemotronHead(HeadModule):
     def renamed(cls, names: Collection[str]) -> dict[str, str]:
         numbers = sorted({int(match[1]) for match in map(_NEMOTRON_LAYER.fullmatch, names) if match})
         if not numbers:
-            return {name: name for name in names}
+            return super().renamed(names)
         places = {number: place for place, number in enumerate(numbers)}
         result = {}
         for name in names:

@@ -81,7 +81,7 @@ def another_process_goes_on_from_the_disk(it: Subject) -> None:
 def _restored(tiny: Tiny, directory: Path, prompt: Sequence[int], chunk: int) -> Answer:
     """What a new process answers."""
     reader = started(tiny, directory)
-    with patch("runner.disk.reader.WORTH_TOKENS", LEAST_TOKENS):
+    with patch("runner.disk.segment_reader.WORTH_TOKENS", LEAST_TOKENS):
         assert reader.restore(prompt) >= len(PROMPT)
     return ask(tiny, reader.cache, prompt, say=4, chunk=chunk)
 

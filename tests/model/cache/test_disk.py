@@ -14,12 +14,12 @@ from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
-from runner.disk.reader import Reader, Wanted
 from runner.disk.restores import insert_restored
 from runner.disk.segment import Name, SegmentError
+from runner.disk.segment_reader import Reader, Wanted
 from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens, forms_of
 from runner.disk.store import SegmentStore
-from runner.disk.writer import UnsavedSegments
+from runner.disk.unsaved import UnsavedSegments
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
 from tests.lib.tiny_engine import SLICEABLE
@@ -53,9 +53,9 @@ class Process:
     def save(self) -> int:
         """Writes everything that is not on disk; returns the number of segments."""
         count = 0
-        while (copy := self.unsaved.next()) is not None:
+        while (copy := self.unsaved.next_copy()) is not None:
             while copy.segment is None:
-                assert copy.advance()
+                assert copy.copy_next()
             self.unsaved.send(copy)
             assert self.store.publish(copy.segment)
             self.unsaved.end(copy, written=True)
@@ -74,7 +74,7 @@ class Process:
             lambda at: min((state.needs(at) for state in tails), default=at - 1),
             self.layers,
         )
-        for found in self.reader.read(wanted):
+        for found in self.reader.read_prompt(wanted):
             if not insert_restored(self.cache, found.prefix, "", found.segment):
                 break
             self.adopted.append(found.segment.name)
@@ -195,7 +195,7 @@ def test_a_segment_is_not_adopted_without_what_it_follows(tmp_path: Path) -> Non
     writer.save()
     reader = Process(tiny("llama"), tmp_path)
     wanted = Wanted(array("i", prompt), "", 0, lambda at: at - 1, reader.layers)
-    first, second, *_ = reader.reader.read(wanted)
+    first, second, *_ = reader.reader.read_prompt(wanted)
     assert not insert_restored(reader.cache, second.prefix, "", second.segment)
     assert reader.cache.reusable_tokens(wanted.tokens, "") == 0
     assert reader.cache.sequences.totals.ledger.count == 0
@@ -219,11 +219,11 @@ def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:
 def test_a_copy_is_dropped_when_its_node_changes(tmp_path: Path) -> None:
     process = Process(tiny("llama"), tmp_path)
     process.ask(words(400))
-    copy = process.unsaved.next()
+    copy = process.unsaved.next_copy()
     assert copy is not None
-    assert copy.advance()
+    assert copy.copy_next()
     process.ask([*words(100), 3, 4, 5])  # splits the node
-    assert not copy.advance()
+    assert not copy.copy_next()
     process.unsaved.end(copy, written=False)
     assert process.save() >= 2
     assert Process(tiny("llama"), tmp_path).restore(words(400)) == 399

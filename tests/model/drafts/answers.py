@@ -9,7 +9,8 @@ import mlx.core as mx
 from runner.cache.interface import PrefixCache
 from runner.cache.session import Session
 from runner.drafts.drafting import AnswerDrafter, DraftedAnswer
-from runner.drafts.target import AnyText, Draw, HiddenStateDrafter
+from runner.drafts.hidden_states import AnyText, HiddenStateDrafter
+from runner.drafts.target import Draw
 from runner.model.weights.loading import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler

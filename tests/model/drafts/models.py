@@ -11,10 +11,10 @@ from mlx.utils import tree_map_with_path
 from runner.cache.session import Session
 from runner.drafts.assistant import Assistant, AssistantDrafter
 from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.draft_policy import Draft, DraftPolicy
 from runner.drafts.drafting import DraftedAnswer, DraftedStep, Drafting, DraftModel
 from runner.drafts.heads.head import Head, HeadDrafter, QwenHead
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
 from runner.model.weights.loading import LoadedModel
@@ -59,10 +59,13 @@ class Willing(Drafting):
         self.watch = model.watch
         self.mixed = 0
         """The rounds in which some drafts are from known text, and some of the model."""
+        self.most_together = 0
+        """The most answers with drafts in one round."""
 
     def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
         found = super().propose(step)
         drafts = [each.drafter._draft for each in step.answers]
+        self.most_together = max(self.most_together, sum(draft is not None for draft in drafts))
         self.mixed += len({draft.source == "model" for draft in drafts if draft is not None}) > 1
         return found
 
@@ -96,7 +99,7 @@ class Stranger:
     def watch(self, forward: Forward) -> Forward:
         return forward
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         return self._numbers.random() < 0.2
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
@@ -114,7 +117,7 @@ class Broken(Stranger):
         self._calls = calls
         self.freed = False
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         return False
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
@@ -160,13 +163,10 @@ class Noting(AssistantDrafter):
     def __init__(self, assistant: Assistant) -> None:
         super().__init__("noting", assistant)
         self.lengths: list[int] = []
-        self.most = 0
-        """The most answers that it drafted for at once."""
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
         drafts = super().propose(answers, layers, most)
         self.lengths += map(len, drafts)
-        self.most = max(self.most, sum(map(bool, drafts)))
         return drafts
 
 
@@ -213,7 +213,8 @@ class Righted:
 
     def __init__(self, model: DraftModel, target: str, strategy: str, asked: Sequence[RequestSpec]) -> None:
         self.name, self.at_once, self.most_together = model.name, model.at_once, model.most_together
-        self.most_bytes, self.watch, self.read, self.free = model.most_bytes, model.watch, model.read, model.free
+        self.most_bytes, self.watch = model.most_bytes, model.watch
+        self.read_texts, self.free = model.read_texts, model.free
         self.proposed = list[int]()
         """The answers that each call drafted for."""
         self.own = list[tuple[list[int], Sequence[int]]]()
@@ -238,3 +239,16 @@ class Righted:
                 coming = [*coming, *[5] * len(own)][: min(len(own), self._strategy.most)]
                 return self._strategy.make(coming, self._numbers)[: len(own)]
         return own
+
+
+def finish(engine: TinyEngine) -> None:
+    """Lets all answers come to their ends, and checks each against a plain loop."""
+    engine.finish()
+    for asked in engine.requests:
+        asked.check_answer()
+    engine.check_cache()
+
+
+def rounds_together(engine: TinyEngine) -> int:
+    """The rounds of several answers."""
+    return sum(rows > 1 and length > 1 for rows, length in engine.forward.calls)

@@ -63,7 +63,7 @@ def drafts(model: OwnDraftModel, texts: Sequence[Spoken], most: int = 4, size: i
     """The drafts after each text, when enough of it is read."""
     answers, found = asking(texts, size), dict[int, list[int]]()
     for _ in range(20):
-        if not model.read(answers, briefly=False):
+        if not model.read_texts(answers, briefly=False):
             found |= {row: [*each] for row, each in enumerate(model.propose(answers, [], most)) if each}
         if len(found) == len(texts):
             return [found[row] for row in range(len(texts))]
@@ -112,7 +112,7 @@ def test_one_forward_drafts_a_token_of_each_text_and_reads_what_came() -> None:
         model, texts = own(kind, forward), [Spoken(words(count, count)) for count in (30, 40, 20)]
         answers = asking(texts)
         for _ in texts:  # one after the other
-            assert not model.read(answers, briefly=False)
+            assert not model.read_texts(answers, briefly=False)
         found = model.propose(answers, [], 4)
         assert forward.calls == [(1, 29), (1, 39), (1, 19), *[(3, 1)] * 4]
         forward.calls.clear()
@@ -162,7 +162,7 @@ def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
     model, short, long = own("llama"), Spoken(words(20)), Spoken(words(1000, 2))
     answers, reads = asking([short, long]), 0
     while True:
-        assert not model.read(answers, briefly=False)
+        assert not model.read_texts(answers, briefly=False)
         found = model.propose(answers, [], 3)
         assert found[0] == alone("llama", short.recorded, 3)
         if found[1]:
@@ -189,14 +189,14 @@ def test_what_several_texts_read_is_computed_before_they_draft(kind: str) -> Non
         computed.extend(arrays)
         evaluated(*arrays)
 
-    while model.read(answers, briefly=False):
+    while model.read_texts(answers, briefly=False):
         pass
     model.propose(answers, [], 2)
     for text in texts:
         text.recorded += words(40, 9)
     evaluated = mx.eval
     with patch.object(mx, "eval", evaluate):
-        model.read(answers, briefly=False)
+        model.read_texts(answers, briefly=False)
     assert model._batch is not None
     held = [array for cache in model._batch.caches for array in arrays_of(cache)]
     assert {*map(id, held)} <= {*map(id, computed)}
@@ -226,7 +226,7 @@ def test_nothing_is_read_up_to_a_token_that_the_model_has_not() -> None:
         assert drafts(model, [grows]) == [wanted]
         for nothing in ([3, unknown], [3]):
             answers = asking([Spoken(nothing)])
-            assert model.read(answers, briefly=False)
+            assert model.read_texts(answers, briefly=False)
             assert model.propose(answers, [], 4) == [()]
 
 

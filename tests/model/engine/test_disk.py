@@ -13,13 +13,14 @@ import runner.disk.writer
 from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk.files import Files
-from runner.disk.reader import Reader
 from runner.disk.restores import Restores
+from runner.disk.segment_reader import Reader
 from runner.disk.serialize import forms_of
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.tier import DiskTier
-from runner.disk.writer import UnsavedSegments, Writer
+from runner.disk.unsaved import UnsavedSegments
+from runner.disk.writer import Writer
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine
@@ -347,7 +348,7 @@ def test_a_fault_of_the_thread_costs_no_answer(tmp_path: Path) -> None:
     process.engine.trie.detach()
     process.slow = True
     process.ask(words(400))
-    with patch.object(Reader, "read", side_effect=KeyError):
+    with patch.object(Reader, "read_prompt", side_effect=KeyError):
         process.disk._run()
     process.run()
     assert process.tier.counts().state == "off"

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.disk import serialize, writer
+from runner.disk import serialize, unsaved
 from runner.disk.serialize import Part
 from scripts.tools.models.tiny import KINDS
 from tests.model.engine.test_disk import Process, words
@@ -27,7 +27,7 @@ class Paused(Process):
     def __init__(self, kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(kind, directory)
         self.pauses_s: list[float] = []
-        for module in (writer, serialize):
+        for module in (unsaved, serialize):
             monkeypatch.setattr(module, "PIECE_BYTES", PIECE)
 
         def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
@@ -40,8 +40,8 @@ class Paused(Process):
             self.clock.now += (stop - at) / PIECE / 1000
             return stop
 
-        monkeypatch.setattr(writer, "copy_tokens", copy_tokens)
-        monkeypatch.setattr(writer, "copy_piece", copy_piece)
+        monkeypatch.setattr(unsaved, "copy_tokens", copy_tokens)
+        monkeypatch.setattr(unsaved, "copy_piece", copy_piece)
         advance = self.tier.advance
 
         def timed(*, idle: bool, interrupted: Callable[[], bool]) -> None:

@@ -19,8 +19,8 @@ import pytest
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
+from runner.drafts.draft_policy import Draft, DraftPolicy, Terms
 from runner.drafts.drafting import AnswerDrafter, Drafting
-from runner.drafts.policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.engine.events import Failed
 from runner.engine.generation import Forward
 from runner.engine.policy import SlicePolicy
@@ -184,7 +184,7 @@ class _Willing(DraftPolicy):
 
 def draft_always(kind: str) -> Drafting:
     """Returns what lets an engine draft at every step, from the first one on."""
-    drafting = Drafting(_Willing(7, cpu_costs(64)))
+    drafting = Drafting(_Willing(7))
     drafting.speed(1).record = lambda *_, **__: None  # type: ignore[method-assign]  # however slow
     answers = {each.spec.prompt: oracle_answer(kind, each.spec).tokens for wave in waves(kind) for each in wave}
     drafting.drafter = lambda prompt: SweptDrafter(drafting, prompt, answers[tuple(prompt)])  # type: ignore[method-assign]

@@ -8,19 +8,8 @@ from pathlib import Path
 from random import Random
 
 from runner.disk.files import Files
-from runner.disk.segment import (
-    ENTRIES,
-    STATE,
-    VERSION,
-    Facts,
-    Form,
-    Layers,
-    Name,
-    PrefixDigests,
-    Record,
-    Segment,
-    Tensor,
-)
+from runner.disk.points import PrefixDigests
+from runner.disk.segment import ENTRIES, STATE, VERSION, Form, Layers, Name, Record, Segment, SegmentFacts, Tensor
 from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 
@@ -105,7 +94,7 @@ def segment(tokens: Sequence[int], start: int, stop: int, kind: str = ENTRIES) -
     else:
         record, data = Record(1, start, (Tensor("F32", (1, 5)),), '["l",[["a",0]]]'), b""
     data += b"".join(numbers.randbytes(tensor.nbytes) for tensor in record.tensors)
-    facts = Facts(named(tokens, start, stop, kind), NAMESPACE, {"0": "A", "1": "B"}, (record,))
+    facts = SegmentFacts(named(tokens, start, stop, kind), NAMESPACE, {"0": "A", "1": "B"}, (record,))
     return Segment(facts, memoryview(data))
 
 

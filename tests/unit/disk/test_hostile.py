@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from runner.disk.reader import Found, Wanted
-from runner.disk.segment import SEAL_BYTES, STATE, Facts, Record, Segment, Tensor, sealed
+from runner.disk.segment import SEAL_BYTES, STATE, Record, Segment, SegmentFacts, Tensor, sealed
+from runner.disk.segment_reader import FoundSegment, Wanted
 from runner.disk.thread import Reading
 from tests.unit.disk.made import LAYERS, segment
 from tests.unit.disk.test_thread import TOKENS, Thread
@@ -31,12 +31,12 @@ PROMPTS = {
 }
 
 
-def asked(thread: Thread, tokens: list[int]) -> list[Found]:
+def asked(thread: Thread, tokens: list[int]) -> list[FoundSegment]:
     """Returns what is read for a prompt; the thread must come to rest."""
-    taken: list[Found | None] = []
+    taken: list[FoundSegment | None] = []
     reading = Reading(Wanted(array("i", tokens), "", 0, lambda at: at - 1, LAYERS), taken.append)
     reading.credit = 99
-    thread.read(reading)
+    thread.look_for(reading)
     thread.rest()
     assert taken.pop() is None
     return [found for found in taken if found is not None]
@@ -78,30 +78,30 @@ def test_any_flipped_bit_is_a_miss(written: list[Segment], tmp_path: Path) -> No
     assert sum(found) > 200  # the others are whole
 
 
-def reseal(path: Path, change: Callable[[Facts], Facts], data: bytes = b"") -> None:
+def reseal(path: Path, change: Callable[[SegmentFacts], SegmentFacts], data: bytes = b"") -> None:
     """Changes the facts of a file, and computes its sums anew; over other data, if they are given."""
     file = path.read_bytes()
     at = 8 + int.from_bytes(file[:8], "little")
-    facts = msgspec.json.decode(json.loads(file[8:at])["__metadata__"]["segment"], type=Facts)
+    facts = msgspec.json.decode(json.loads(file[8:at])["__metadata__"]["segment"], type=SegmentFacts)
     path.write_bytes(b"".join(sealed(Segment(change(facts), memoryview(data or file[at:-SEAL_BYTES])))))
 
 
-def records(change: Callable[[Record], object]) -> Callable[[Facts], Facts]:
+def records(change: Callable[[Record], object]) -> Callable[[SegmentFacts], SegmentFacts]:
     """Returns a change of all records; one that returns no record replaces them."""
 
-    def changed(facts: Facts) -> Facts:
+    def changed(facts: SegmentFacts) -> SegmentFacts:
         found = [change(record) for record in facts.records]
         return replace(facts, records=tuple(each for each in found if isinstance(each, Record)))
 
     return changed
 
 
-def tensors(change: Callable[[Tensor], Tensor]) -> Callable[[Facts], Facts]:
+def tensors(change: Callable[[Tensor], Tensor]) -> Callable[[SegmentFacts], SegmentFacts]:
     return records(lambda record: replace(record, tensors=tuple(map(change, record.tensors))))
 
 
 OTHER_TYPES = {"F32": "I32", "U32": "I32", "BF16": "F16"}
-FIELDS: dict[str, Callable[[Facts], Facts]] = {
+FIELDS: dict[str, Callable[[SegmentFacts], SegmentFacts]] = {
     "types": tensors(lambda tensor: replace(tensor, dtype=OTHER_TYPES[tensor.dtype])),
     "axes": tensors(lambda tensor: replace(tensor, shape=tensor.shape[::-1])),
     "widths": tensors(

@@ -2,8 +2,9 @@
 
 import pytest
 
-from runner.disk.reader import branch, chain, deepest_state, held_at, partial
-from runner.disk.segment import STATE, TAIL, DigestOf, Name, PrefixDigests, Tokens, UnknownMediaError
+from runner.disk.points import DigestOf, PrefixDigests, Tokens, UnknownMediaError
+from runner.disk.segment import STATE, TAIL, Name
+from runner.disk.segment_reader import branch, chain, deepest_state, held_at, partial
 from runner.disk.store import Index
 from tests.unit.disk.made import ROOT, named, points
 

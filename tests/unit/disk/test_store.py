@@ -19,8 +19,8 @@ def story(files: Files, directory: Path) -> SegmentStore:
         pass
     for each in STORY:
         opened.publish(each, sweep.reserve)
-        opened.read(each.name, LAYERS)
-        opened.read(each.name, LAYERS, only_tokens=True)
+        opened.read_segment(each.name, LAYERS)
+        opened.read_segment(each.name, LAYERS, only_tokens=True)
         opened.touch(each.name)
     for _ in sweep.run():
         pass
@@ -33,7 +33,7 @@ def check_found(directory: Path, after_sweep: bool = True) -> int:
     files.now = 3e9  # long after everything that was abandoned
     opened = store(directory, files)
     for each in STORY:
-        read = opened.read(each.name) if each.name in opened.index else None
+        read = opened.read_segment(each.name) if each.name in opened.index else None
         if read is not None:
             assert bytes(read.data) == bytes(each.data)
             found += 1
@@ -92,7 +92,7 @@ def test_a_full_disk_is_left_alone_for_a_while_and_a_broken_one_for_good(tmp_pat
     assert not opened.publish(STORY[2])
     files.now += 1e6
     assert not opened.may_write
-    assert opened.read(STORY[0].name) is not None
+    assert opened.read_segment(STORY[0].name) is not None
     assert sorted(listed(tmp_path)) == sorted(["about.json", STORY[0].name.file])
 
 
@@ -141,8 +141,8 @@ def test_two_files_that_changed_places_are_misses(tmp_path: Path) -> None:
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
     other.write_bytes(first)
-    assert opened.read(STORY[2].name) is None
-    assert opened.read(STORY[3].name, only_tokens=True) is None
+    assert opened.read_segment(STORY[2].name) is None
+    assert opened.read_segment(STORY[3].name, only_tokens=True) is None
     assert opened.rejected == {"tokens": 2}
     assert not one.exists()
     assert not other.exists()
@@ -154,7 +154,7 @@ def test_links_and_vanished_files_are_no_segments(tmp_path: Path) -> None:
     path = opened.folder / STORY[0].name.file
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert opened.read(STORY[0].name) is None
+    assert opened.read_segment(STORY[0].name) is None
     assert (tmp_path / "elsewhere").exists()
     assert not opened.rejected
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.disk.reader import Found, Reader, Wanted
 from runner.disk.segment import Segment, sealed
+from runner.disk.segment_reader import FoundSegment, Reader, Wanted
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread, Reading
 from tests.unit.disk.made import LAYERS, ROOT, FakeFiles, segment, store
@@ -54,9 +54,9 @@ def wanted(held: int = 0) -> Wanted:
 def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     assert thread.put(*cut()) == [True] * 3
-    taken: list[Found | None] = []
+    taken: list[FoundSegment | None] = []
     reading = Reading(wanted(), taken.append)
-    thread.read(reading)
+    thread.look_for(reading)
     thread.rest()
     assert [found.segment.name.start for found in taken if found] == [0, 256]
     thread.taken(reading)
@@ -71,9 +71,9 @@ def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) 
 def test_a_segment_is_read_into_the_buffer_that_the_engine_gives(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*cut(1024))
-    taken: list[Found | None] = []
+    taken: list[FoundSegment | None] = []
     reading = Reading(wanted(), taken.append)
-    thread.read(reading)
+    thread.look_for(reading)
     thread.rest()
     small, large = memoryview(bytearray(1000)), memoryview(bytearray(99_000))
     for buffer in (large, small):
@@ -97,7 +97,7 @@ def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None
     thread.put(*cut(512))
     thread.files.now += 61
     thread.write(segment(TOKENS, 512, 768), lambda _: order.append("written"))
-    thread.read(Reading(wanted(), lambda _: order.append("read")))
+    thread.look_for(Reading(wanted(), lambda _: order.append("read")))
     calls = len(thread.files.calls)
     thread.rest()
     assert order == ["read", "read", "written"]
@@ -110,7 +110,7 @@ def test_a_segment_is_written_though_prompts_keep_coming(tmp_path: Path) -> None
     thread.put(cut()[0])
     thread.write(cut()[1], done.append)
     for _ in range(9):
-        thread.read(Reading(wanted(), lambda _: None))
+        thread.look_for(Reading(wanted(), lambda _: None))
         thread.step()
         thread.messages.pop()()
     assert done == [True], "after eight reads"
@@ -119,10 +119,10 @@ def test_a_segment_is_written_though_prompts_keep_coming(tmp_path: Path) -> None
 def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*cut())
-    taken: list[Found | None] = []
+    taken: list[FoundSegment | None] = []
     reading = Reading(wanted(), taken.append)
     reading.dropped, reading.credit = True, 0
-    thread.read(reading)
+    thread.look_for(reading)
     thread.rest()
     assert taken == [None]
     assert thread.store.read_bytes == 0

@@ -16,8 +16,9 @@ from typing import NamedTuple, cast
 import pytest
 
 from runner.cache.session import Session
+from runner.drafts.costs import rows_of
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
-from runner.drafts.policy import DraftPolicy, rows_of
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import StepLimit
 from runner.sampling.sampler import Sampler
@@ -139,7 +140,7 @@ def play(
 def play_all(cases: Sequence[tuple[str, int]], random: Random | None = None) -> Played:
     """Plays so many users of each case together, round after round: the mean of all rounds but the first."""
     clock = LookClock()
-    drafting = Drafting(DraftPolicy.for_cpu(skips_padding=True), clock=clock)
+    drafting = Drafting(DraftPolicy(skips_padding=True), clock=clock)
     played = list[Played]()
     for number in range(min(len(USERS[name]) for name, _ in cases)):
         for group in range(min(8 // users for _, users in cases)):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,19 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.drafts.policy import (
-    MODEL_MATCH,
-    Acceptance,
-    Draft,
-    DraftCost,
-    DraftPolicy,
-    RoundCosts,
-    Terms,
-    cpu_costs,
-    gpu_costs,
-    match_class,
-    rows_of,
-)
+from runner.drafts.acceptance import Acceptance, match_class
+from runner.drafts.costs import GPU_COSTS, DraftCost, RoundCosts, rows_of
+from runner.drafts.draft_policy import MODEL_MATCH, Draft, DraftPolicy, Terms
 from runner.engine.policy import StepLimit
 
 MATCHES = (2, 3, 4, 6, 8, 12, 20)
@@ -46,9 +37,9 @@ class World:
 
 
 WORLDS = {
-    "CPU": World(CPU, DraftPolicy.for_cpu),
-    "large context": World(LARGE_CONTEXT, DraftPolicy.for_cpu),
-    "GPU": World(GPU, DraftPolicy.for_gpu),
+    "CPU": World(CPU, DraftPolicy),
+    "large context": World(LARGE_CONTEXT, DraftPolicy),
+    "GPU": World(GPU, partial(DraftPolicy, first_costs=GPU_COSTS)),
 }
 everywhere = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 
@@ -113,7 +104,7 @@ def test_drafts_that_become_right_are_taken_again_and_wrong_ones_given_up(world:
 
 def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
     assert [match_class(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    policy = DraftPolicy.for_cpu()
+    policy = DraftPolicy()
     short, long, other = Draft([1] * 7, "own", 4), Draft([1] * 7, "own", 20), Draft([1] * 7, "earlier", 4)
     [before] = policy.lengths([other], Terms(10))
     for _ in range(20):
@@ -129,7 +120,7 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
 def test_a_length_is_never_more_than_was_drafted_or_allowed(
     size: int, match: int, accepted: list[int], most: int
 ) -> None:
-    policy = DraftPolicy(most, gpu_costs(64))
+    policy = DraftPolicy(most, GPU_COSTS)
     draft = Draft([1] * size, "path", match)
     for each in accepted:
         [length] = policy.lengths([draft], Terms(100))
@@ -235,7 +226,7 @@ def test_rounds_that_paid_for_a_while_are_tried_again_soon() -> None:
 def test_padding_that_is_skipped_costs_a_tenth_of_a_row() -> None:
     assert rows_of(8, 8) == 8
     assert rows_of(24, 128) == pytest.approx(34.4)
-    policy, draft = DraftPolicy(15, cpu_costs(64), skips_padding=True), Draft([1] * 15, "own", 20)
+    policy, draft = DraftPolicy(15, skips_padding=True), Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
         for rows in range(1, 9):
@@ -327,9 +318,6 @@ def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:
     assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.02, 0.03], rel=0.2)
 
 
-# --- several answers
-
-
 def play_together(
     policy: DraftPolicy, together: int, right: Callable[[int], float], cost: Callable[[float], float], count: int
 ) -> float:
@@ -357,11 +345,11 @@ def packed(tokens: float) -> float:
     return 0.92 + 0.08 * tokens
 
 
-def trusting(policy: DraftPolicy) -> Draft:
+def trusting(policy: DraftPolicy, size: int = 7) -> Draft:
     """Returns a draft that was always right."""
-    draft = Draft([1] * 7, "own", 20)
+    draft = Draft([1] * size, "own", 20)
     for _ in range(100):
-        policy.record_outcome(draft, 7, 7)
+        policy.record_outcome(draft, size, size)
     return draft
 
 
@@ -373,25 +361,25 @@ either_way = pytest.mark.parametrize("skips_padding", [False, True], ids=["with 
 def test_drafts_of_several_answers_that_are_never_right_cost_next_to_nothing(
     together: int, skips_padding: bool
 ) -> None:
-    policy = DraftPolicy.for_cpu(skips_padding=skips_padding)
+    policy = DraftPolicy(skips_padding=skips_padding)
     assert play_together(policy, together, lambda _: 0.0, packed, 3000) >= 0.98
 
 
 @either_way
 @pytest.mark.parametrize("together", [2, 4, 8])
 def test_several_answers_are_drafted_as_far_as_that_pays_for_all(together: int, skips_padding: bool) -> None:
-    policy = DraftPolicy.for_cpu(skips_padding=skips_padding)
+    policy = DraftPolicy(skips_padding=skips_padding)
     played = play_together(policy, together, lambda _: 0.97, packed, 1000)
     fixed = max(
         sum(0.97**place for place in range(length + 1)) * packed(together) / packed(together * (1 + length))
-        for length in range(DraftPolicy.for_cpu().longest(together) + 1)
+        for length in range(DraftPolicy().longest(together) + 1)
     )
     assert played >= 0.93 * fixed > 1.2
 
 
 def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_others() -> None:
     """All rows would be padded to it."""
-    policy = DraftPolicy.for_cpu()
+    policy = DraftPolicy()
     good, bad = trusting(policy), Draft([1] * 7, "own", 4)
     for _ in range(30):
         for rows in (1, 2, 4, 8):
@@ -403,7 +391,7 @@ def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_o
 
 
 def test_without_padding_each_answer_is_drafted_as_far_as_its_own_drafts_pay() -> None:
-    policy = DraftPolicy.for_cpu(skips_padding=True)
+    policy = DraftPolicy(skips_padding=True)
     good, fair, bad = trusting(policy), Draft([1] * 7, "earlier", 20), Draft([1] * 7, "own", 4)
     for _ in range(100):
         for rows in (1, 2, 4, 8):
@@ -416,7 +404,7 @@ def test_without_padding_each_answer_is_drafted_as_far_as_its_own_drafts_pay() -
 
 
 def test_of_answers_without_padding_each_round_counts_by_its_rows() -> None:
-    policy, draft = DraftPolicy(15, cpu_costs(64), skips_padding=True), Draft([1] * 15, "own", 20)
+    policy, draft = DraftPolicy(15, skips_padding=True), Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
         policy.record_time(1, 0.01, 1000, 8)
@@ -441,10 +429,8 @@ def test_of_answers_without_padding_each_round_counts_by_its_rows() -> None:
 def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     limit: StepLimit, together: int, length: int
 ) -> None:
-    policy = DraftPolicy(15, cpu_costs(64))
-    draft = Draft([1] * 15, "own", 20)
-    for _ in range(100):
-        policy.record_outcome(draft, 15, 15)
+    policy = DraftPolicy(15)
+    draft = trusting(policy, 15)
     assert policy.lengths([draft] * together, Terms(1000, together, limit)) == [policy.longest(together)] * together, (
         "nothing is known"
     )
@@ -456,10 +442,8 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
 
 @pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.02, 2), (0.003, 15)])
 def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_cost: float, length: int) -> None:
-    policy = DraftPolicy(15, cpu_costs(64))
-    draft = Draft([1] * 15, "own", 20)
-    for _ in range(100):
-        policy.record_outcome(draft, 15, 15)
+    policy = DraftPolicy(15)
+    draft = trusting(policy, 15)
     for rows in [*range(1, 17)] * 200:
         policy.record_time(rows, 0.01 * (1 - row_cost + row_cost * rows), 1000, 4)
     assert policy.lengths([draft] * 4, Terms(1000, 4)) == [15] * 4
@@ -467,10 +451,8 @@ def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_co
 
 
 def test_an_answer_that_is_ahead_lets_others_draft() -> None:
-    policy = DraftPolicy(15, cpu_costs(64))
-    draft, step_s, round_s = Draft([1] * 15, "own", 20), 0.01, 0.05
-    for _ in range(100):
-        policy.record_outcome(draft, 15, 15)
+    policy = DraftPolicy(15)
+    draft, step_s, round_s = trusting(policy, 15), 0.01, 0.05
     assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == [0.3], "nothing is known"
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, step_s + (round_s - step_s) * (rows - 1) / 15, 1000, 4)
@@ -479,28 +461,28 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
         found = policy.lengths([draft] * 3, Terms(1000, 4, slacks=[0.0, 0.0, 0.0, slack]))
         assert found == pytest.approx([length] * 3, abs=1)
         assert policy.lengths([draft] * 3, Terms(1000, 4, slacks=[slack, slack, slack, 0.0])) == [0] * 3
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == pytest.approx([0.3 - lost], rel=0.01)
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [16], 16) == pytest.approx(
-        [0.3 + 16 * step_s - 0.95 * round_s], rel=0.01
-    )
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
-    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1, 7) == pytest.approx(
-        [0.3 + 8 * 0.05 * step_s], rel=0.01
-    )
+    for slack, brought, rows, plain, left in (
+        (0.3, 1, 16, 0, 0.3 - lost),
+        (0.3, 16, 16, 0, 0.3 + 16 * step_s - 0.95 * round_s),
+        (0.3, 1, 1, 0, 0.3 + 0.05 * step_s),
+        (0.3, 1, 1, 7, 0.3 + 8 * 0.05 * step_s),
+    ):
+        after = policy.slacks_after(Terms(1000, 4, slacks=[slack]), [brought], rows, plain)
+        assert after == pytest.approx([left], rel=0.01)
     assert policy.slacks_after(Terms(1000, 4, slacks=[0.999]), [16], 16) == [1.0]
     assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [17], 17) == [0.3], "nothing is learned from forced tokens"
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:
-    policy = DraftPolicy.for_gpu()
+    policy = DraftPolicy(first_costs=GPU_COSTS)
     assert [policy.longest(together) for together in (1, 2, 4, 8, 16, 32, 64)] == [15, 15, 15, 7, 3, 1, 0]
-    policy = DraftPolicy.for_cpu(skips_padding=True)
+    policy = DraftPolicy(skips_padding=True)
     assert [policy.longest(together) for together in (1, 8, 32, 64)] == [15, 15, 15, 0]
 
 
 def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
     def probes(together: int) -> int:
-        policy, draft, found = DraftPolicy.for_cpu(), Draft([1] * 7, "own", 8), 0
+        policy, draft, found = DraftPolicy(), Draft([1] * 7, "own", 8), 0
         for _ in range(6000):
             length = max(policy.lengths([draft] * together, Terms(1000, together)))
             policy.record_outcome(draft, length, 0)

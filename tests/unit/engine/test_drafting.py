@@ -7,8 +7,9 @@ from typing import cast
 import pytest
 
 from runner.cache.session import Session
+from runner.drafts.costs import GPU_COSTS
+from runner.drafts.draft_policy import DraftPolicy
 from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
-from runner.drafts.policy import DraftPolicy
 from runner.engine.generation import Forward
 from runner.engine.lifecycle import Lifecycle
 from runner.sampling.sampler import Sampler
@@ -53,7 +54,7 @@ def took(drafter: AnswerDrafter, tokens: int, rows: int, seconds: float) -> None
 
 
 def ready() -> Drafting:
-    return Drafting(DraftPolicy.for_cpu())
+    return Drafting(DraftPolicy())
 
 
 def test_a_quotation_is_drafted_from_the_requests_own_text() -> None:
@@ -81,7 +82,7 @@ def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None
 
 
 def test_nothing_is_drafted_for_a_model_that_must_not_be_and_the_counts_say_why() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), "its masks look ahead")
+    drafting = Drafting(DraftPolicy(), "its masks look ahead")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     assert not expects(drafter, session)
     assert not proposed(drafter, session)
@@ -114,7 +115,7 @@ def looks(drafter: AnswerDrafter, session: Session, steps: int) -> list[int]:
 
 @pytest.mark.parametrize(("look_s", "rarest"), [(0.00004, 1), (0.00006, 2), (0.00015, 4), (0.0003, 8), (0.01, 16)])
 def test_looks_in_vain_become_rare_as_far_as_they_take_half_a_hundredth_of_the_time(look_s: float, rarest: int) -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), clock=LookClock(look_s))
+    drafting = Drafting(DraftPolicy(), clock=LookClock(look_s))
     looked = looks(*begun(drafting, [*range(40)]), 600)
     gaps = [later - earlier for earlier, later in pairwise(looked)]
     assert gaps == sorted(gaps)
@@ -123,7 +124,7 @@ def test_looks_in_vain_become_rare_as_far_as_they_take_half_a_hundredth_of_the_t
 
 
 def test_an_answer_looks_at_once_again_after_drafts_that_were_right() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), clock=LookClock(0.01))
+    drafting = Drafting(DraftPolicy(), clock=LookClock(0.01))
     drafter, session = begun(drafting, [*range(40)])
     looks(drafter, session, 600)
     assert drafter.every == 16
@@ -142,7 +143,7 @@ def test_an_answer_looks_at_once_again_after_drafts_that_were_right() -> None:
 
 
 def test_what_an_answer_found_is_not_drafted_in_a_later_step_in_which_it_does_not_look() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), clock=LookClock(0.01))
+    drafting = Drafting(DraftPolicy(), clock=LookClock(0.01))
     rare, session = begun(drafting, [*range(40)])
     looks(rare, session, 600)
     session.recorded.extend([*range(8)])
@@ -169,7 +170,7 @@ class Model:
     def watch(self, forward: Forward) -> Forward:
         return forward
 
-    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         self.parts -= 1
         return self.parts >= 0
 
@@ -182,7 +183,7 @@ class Model:
 
 def test_a_model_drafts_where_nothing_is_known() -> None:
     model = Model()
-    drafting = Drafting(DraftPolicy.for_cpu(), model=model)
+    drafting = Drafting(DraftPolicy(), model=model)
     drafter, session = begun(drafting, [*range(40)])
     drafts = proposed(drafter, session)
     assert drafts == [8, 9, 10, 11, 12, 13, 14][: len(drafts)]
@@ -201,7 +202,7 @@ def test_a_model_drafts_where_nothing_is_known() -> None:
 
 
 def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
-    drafter, session = begun(Drafting(DraftPolicy.for_cpu(), model=Model(2)), [*range(40)])
+    drafter, session = begun(Drafting(DraftPolicy(), model=Model(2)), [*range(40)])
     for waits in (False, False, True):
         assert expects(drafter, session) is waits
         took(drafter, 1, 0, 0.01)
@@ -210,7 +211,7 @@ def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
 
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
     """Its drafts are right, and slower than none."""
-    drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
+    drafting = Drafting(DraftPolicy(), model=Model())
     drafting.policy.model_length = lambda *_: 2  # type: ignore[method-assign]  # thinks that it pays
     drafter, session = begun(drafting, [*range(40)])
     for _ in range(400):
@@ -224,7 +225,7 @@ def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() 
 
 
 def test_known_text_is_looked_for_in_each_step_while_its_drafts_rest_and_a_model_drafts() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
+    drafting = Drafting(DraftPolicy(), model=Model())
     drafting.speed(1).turn_off("it is slower")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     for _ in range(20):
@@ -236,7 +237,7 @@ def test_known_text_is_looked_for_in_each_step_while_its_drafts_rest_and_a_model
 
 def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_can() -> None:
     model = Model()
-    drafting = Drafting(DraftPolicy.for_gpu(), model=model)
+    drafting = Drafting(DraftPolicy(first_costs=GPU_COSTS), model=model)
     begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(5)]
     answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
     assert look(answers[:3]).expects(DraftedStep(answers[:3], 3))
@@ -252,7 +253,7 @@ def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_ca
 
 
 def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
+    drafting = Drafting(DraftPolicy(), model=Model())
     drafting.policy.model_length = lambda *_: 2  # type: ignore[method-assign]  # thinks that it pays
     for together in (1, 4):
         begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(together)]
@@ -299,7 +300,7 @@ def test_an_answer_that_gains_nothing_falls_behind_by_a_tenth_of_a_second_at_mos
 
 def test_a_model_drafts_beside_known_text_as_many_tokens_as_would_be_padded() -> None:
     model = Model()
-    drafting = Drafting(DraftPolicy.for_gpu(), model=model)
+    drafting = Drafting(DraftPolicy(first_costs=GPU_COSTS), model=model)
     drafting.policy.model_length = lambda *_: 7  # type: ignore[method-assign]  # as it was when nothing was known
     drafting.policy.record_time(1, 0.01, 40, 2)
     quoting, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])

@@ -64,10 +64,7 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     """The most probable drafts behind a text, by one forward over all of it and layers that forget nothing."""
     layers: list[object] = [KVCache() for _ in pair.loaded.make_layers()]
     tap = Tap([pair.assistant.target.norm], len(text))
-    tap.turn(True)
-    pair.loaded.logits(mx.array([text[:-1]]), layers)
-    hidden = tap.take()
-    tap.turn(False)
+    _, hidden = tap.observe(lambda: pair.loaded.logits(mx.array([text[:-1]]), layers))
     assert hidden is not None
     hidden, drafts = hidden[:, -1:], [text[-1]]
     shared = {}

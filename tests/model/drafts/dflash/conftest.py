@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner.drafts.dflash.drafter import BlockDraft
-from runner.drafts.dflash.load import load_dflash
+from runner.drafts.dflash.fitting import load_dflash
 from runner.drafts.kinds import open_draft
 from runner.model import open_model
 from runner.model.weights.loading import LoadedModel, load

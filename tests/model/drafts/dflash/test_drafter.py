@@ -10,9 +10,9 @@ from mlx.nn.layers.base import Module
 
 from runner.cache.session import Session
 from runner.cache.single import NullCache
-from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.dflash_config import read_dflash_config
 from runner.drafts.dflash.drafter import BlockDrafter, BlockText
-from runner.drafts.dflash.load import block_target, load_dflash
+from runner.drafts.dflash.fitting import block_target, load_dflash
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import Tap
 from runner.model import open_model
@@ -76,10 +76,7 @@ def test_logits_are_on_the_scale_of_the_target(name: str, tmp_path: Path) -> Non
     loaded = load(open_model(str(directory), directory))
     target = block_target(read_dflash_config(dflash_config(DRAFT, {"vocab_size": None}), DRAFT), loaded)
     tap, tokens = Tap([target.norm], 3), mx.array([[1, 2, 3]])
-    tap.turn(True)
-    wanted = loaded.module(tokens)
-    hidden = tap.take()
-    tap.turn(False)
+    wanted, hidden = tap.observe(lambda: loaded.module(tokens))
     assert hidden is not None
     assert mx.allclose(target.unembed(hidden), wanted, atol=1e-5)
     table = cast("Module", getattr(loaded.module, "language_model", loaded.module)).model.embed_tokens
@@ -107,7 +104,7 @@ def drafts(drafter: BlockDrafter, layer: object, position: int, most: int = 3) -
 
 
 def reads(drafter: BlockDrafter, layer: object, position: int, *, briefly: bool = False) -> bool:
-    return drafter.read([standing([layer], position, TEXT)], briefly=briefly)
+    return drafter.read_texts([standing([layer], position, TEXT)], briefly=briefly)
 
 
 def text_of(drafter: BlockDrafter, layer: object) -> BlockText:
@@ -165,12 +162,12 @@ def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
     answers = [standing([short], 9, TEXT[:10]), standing([long], 200, TEXT[:201])._replace(row=1)]
     wanted = [drafts(drafter_of(9, short), short, 9)]
     for _ in range(3):
-        assert not drafter.read(answers, briefly=False)
+        assert not drafter.read_texts(answers, briefly=False)
         assert [*map(list, drafter.propose(answers, [], 3))] == [*wanted, []]
     alone = BlockDrafter("a draft", tiny_draft("llama"))
     alone.saw(long, 0, features(200, 1))
     wanted.append(drafts(alone, long, 200))
-    assert not drafter.read(answers, briefly=False)
+    assert not drafter.read_texts(answers, briefly=False)
     assert [*map(list, drafter.propose(answers, [], 3))] == wanted
 
 

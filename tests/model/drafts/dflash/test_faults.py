@@ -8,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
+from runner.drafts.dflash.fitting import check_dflash, load_dflash, plan_dflash
 from runner.drafts.kinds import open_draft
 from runner.errors import ModelError
 from runner.model import open_model

@@ -7,9 +7,9 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.dflash.drafter import BlockContext, BlockDraft
-from runner.drafts.dflash.load import load_dflash
+from runner.drafts.dflash.fitting import load_dflash
+from runner.drafts.hidden_states import padded
 from runner.drafts.kinds import open_draft, open_own_draft
-from runner.drafts.target import padded
 from runner.model import open_model
 from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import write_checkpoint

@@ -6,7 +6,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.dflash_config import read_dflash_config
 from runner.drafts.dflash.drafter import (
     BlockContext,
     BlockDraft,
@@ -15,7 +15,7 @@ from runner.drafts.dflash.drafter import (
     DFlashModule,
     OptionalTensors,
 )
-from runner.drafts.dflash.load import block_target
+from runner.drafts.dflash.fitting import block_target
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, Tap
 from runner.model.weights.loading import LoadedModel
@@ -45,10 +45,7 @@ def tiny_target(kind: str) -> LoadedModel:
 def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], count: int) -> mx.array:
     """The logits [count, V] of the tokens behind a text, by one forward over all of it."""
     tap = Tap(draft.tapped, len(text))
-    tap.turn(True)
-    loaded.logits(mx.array([text[:-1]]), loaded.make_layers())
-    features = tap.take()
-    tap.turn(False)
+    _, features = tap.observe(lambda: loaded.logits(mx.array([text[:-1]]), loaded.make_layers()))
     assert features is not None
     context = BlockContext(draft.make_layers(1), [0])
     draft.module.remember(features, context)

@@ -12,8 +12,9 @@ from runner.cache.layers.batched import BatchedLayers
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
-from runner.drafts.heads.load import load_head
-from runner.drafts.target import Tap, text_rows
+from runner.drafts.heads.head_plan import load_head
+from runner.drafts.hidden_states import text_rows
+from runner.drafts.target import Tap
 from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.sources import Published
 from tests.lib.driver import facts_of
@@ -76,10 +77,7 @@ def right(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pai
 def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     """The most probable drafts behind a text, by one forward over all of it for each."""
     tap = Tap([pair.head.target.norm], len(text))
-    tap.turn(True)
-    pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers())
-    hidden = tap.take()
-    tap.turn(False)
+    _, hidden = tap.observe(lambda: pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers()))
     assert hidden is not None
     drafts: list[int] = []
     for _ in range(count):

@@ -7,7 +7,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.heads.load import load_head
+from runner.drafts.heads.head_plan import load_head
 from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.sources import Published

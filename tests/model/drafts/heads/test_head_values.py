@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.heads.head import Head
-from runner.drafts.heads.load import load_head, plan_head
+from runner.drafts.heads.head_plan import load_head, plan_head
 from runner.model.weights.loading import load
 from scripts.tools.models.layouts import LAYOUTS
 from scripts.tools.models.sources import Published
@@ -29,7 +29,7 @@ def head_of(stored: Stored) -> Head:
     assert found is not None
     plan = plan_head(opened)
     assert plan is not None
-    assert plan.nbytes == sum(
+    assert plan.opened.total_bytes == sum(
         blob.nbytes for blob in stored.plan.blobs if any("mtp." in origin for origin in blob.origins)
     )
     return found.head

@@ -1,4 +1,4 @@
-"""Finds the head in an opened model, and loads it. What is wrong with a head costs the head, never the model."""
+"""Finds the head in an opened model, and loads it. A fault of the head costs the head, never the model."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -14,6 +14,7 @@ from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.experts import Weights, with_layout
 from runner.model.weights.loading import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
+from runner.model.weights.parameters import parameters_of
 
 log = Log(__name__)
 
@@ -23,13 +24,13 @@ HEADS: dict[str, type[HeadModule]] = {
     "qwen3_5_moe": QwenHead,
     "qwen3_next": QwenHead,
 }
-"""mlx-lm module (`Family.module`) -> its head."""
+"""Module of mlx-lm (`Family.module`) -> its head."""
 
 _HEAD = re.compile(r"(?:(?:model|language_model)\.)*mtp\.")
 _BEGINS = re.compile(r"(?:fc|layers\.\d+\.eh_proj)\.weight")
-"""The tensor without which there is no head: configs promise heads that packages lack."""
+"""The tensor that every head has. Configs promise heads that packages lack."""
 _TEXT_ONLY = ("quantization_config", "quantize_activations")
-"""Fields of `config.json` that are about the text model's layers."""
+"""The fields of `config.json` about the text model's layers."""
 
 
 class HeadPlan(NamedTuple):
@@ -39,16 +40,11 @@ class HeadPlan(NamedTuple):
     opened: OpenedModel
     """The model with the head's tensors instead of its own, under the names that `kind.sanitize` knows."""
     shifted: frozenset[str]
-    """The norms to which 1 has to be added."""
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that loading will read."""
-        return self.opened.total_bytes
+    """The norms that lack 1."""
 
 
 def plan_head(opened: OpenedModel) -> HeadPlan | None:
-    """Returns the plan for the head of a model, None if it has none. Raises ModelError for a head that is broken."""
+    """Returns the plan for the head of a model; None if it has none. Raises ModelError for a broken head."""
     kind = HEADS.get(opened.family.module)
     if kind is None:
         return None
@@ -71,21 +67,18 @@ def plan_head(opened: OpenedModel) -> HeadPlan | None:
 
 
 def load_head(
-    opened: OpenedModel,
-    loaded: LoadedModel,
-    dtype: str = "keep",
-    budget_bytes: int | None = None,
+    opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> HeadDrafter | None:
-    """Loads the head of a model, which is loaded already; None if it has none. Logs why a head cannot be used.
+    """Loads the head of a loaded model; returns None if it has none. Logs the reason if a head cannot be used.
 
-    The arguments are those of `weights.loading.load`, with what the model has left of the budget.
+    `dtype` is as for `weights.loading.load`, and `budget_bytes` the rest of the budget.
     """
     try:
         plan = plan_head(opened)
         return None if plan is None else _loaded(plan, loaded, dtype, budget_bytes)
     except ModelError as error:
         why = str(error)
-    except Exception as error:  # whatever MLX or mlx-lm say to it
+    except Exception as error:  # MLX and mlx-lm may raise any
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
     log.warning("the model's head for drafts cannot be used", why=why)
     return None
@@ -97,9 +90,9 @@ def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int |
     def assemble(arrays: Mapping[str, Arrays]) -> HeadModule:
         return _assembled(plan, target.args, arrays)
 
-    head = Head(load_part(plan.opened, assemble, "the head", dtype, budget_bytes), target)
-    drafter = HeadDrafter(head)
-    log.info("head for drafts loaded", bytes=head.nbytes)
+    module = load_part(plan.opened, assemble, "the head", dtype, budget_bytes)
+    drafter = HeadDrafter(Head(module, target))
+    log.info("head for drafts loaded", bytes=sum(array.nbytes for array in parameters_of(module).values()))
     return drafter
 
 
@@ -109,15 +102,15 @@ def _own(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
 
 
 def _shifted(opened: OpenedModel, names: Collection[str]) -> set[str]:
-    """Returns the norms whose stored weights lack 1 (docs/internals/store.md, 1.6): all of them where the tensors are
-    the source's, which the shape of convolutions shows. A release of Ollama added it to some of them."""
+    """Returns the norms whose stored weights lack 1 (docs/internals/store.md, 1.6): all of them if the tensors are the
+    source's, as the shape of convolutions shows. A release of Ollama added it to some."""
     convolutions = [part.weight for name, part in opened.tensors.items() if name.endswith("conv1d.weight")]
     raw = any(part.shape[-1] != 1 for part in convolutions)
     return QwenHead.norms(names, all_of_them=raw) if raw or opened.checkpoint.from_store else set()
 
 
 def _assembled(plan: HeadPlan, args: object, arrays: Mapping[str, Arrays]) -> HeadModule:
-    """Builds the head with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+    """Builds the head with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
 
     def sanitize(weights: Weights) -> tuple[HeadModule, Weights]:
         module = plan.kind.of_target(args, plan.opened.tensors.keys())

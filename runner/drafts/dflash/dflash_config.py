@@ -1,4 +1,4 @@
-"""`config.json` of a DFlash draft, checked."""
+"""The headers of a DFlash draft: `config.json`, and the names of its tensors."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,17 +25,17 @@ class Rope(NamedTuple):
     width: int
     base: float
     scaling: Config | None
-    """As mlx-lm reads it; None without scaling."""
+    """The fields that mlx-lm reads; None without scaling."""
     most_tokens: int
     interleaved: bool
-    """True if neighbours make pairs, False if the halves of a row do."""
+    """True if neighbouring numbers make pairs, False if numbers of the two halves of a row do."""
 
 
 class DFlashConfig(NamedTuple):
-    """What a draft computes, and for which target."""
+    """The computation of a draft, and its target."""
 
     width: int
-    """Of hidden states, the target's and its own."""
+    """The width of hidden states, the target's and its own."""
     inner_width: int
     heads: int
     key_heads: int
@@ -43,11 +43,11 @@ class DFlashConfig(NamedTuple):
     eps: float
     rope: Rope
     windows: tuple[int, ...]
-    """For each layer how many tokens a row sees back, itself included; 0: all."""
+    """For each layer the number of tokens that a row sees, itself included; 0 for all."""
     causal: tuple[bool, ...]
-    """For each layer whether a row sees only those of the block that stand before it."""
+    """For each layer True if a row sees only earlier rows of its block."""
     context_norm: bool
-    """True if each layer normalizes the context as it does its own input."""
+    """True if each layer normalizes the context like its own input."""
     block: int
     """The most rows of a block: a token and its drafts."""
     mask_token: int
@@ -56,11 +56,11 @@ class DFlashConfig(NamedTuple):
     target_layers: int
     """The number of layers of the target; 0 if unknown."""
     vocab_size: int
-    """Of the target; 0 if unknown."""
+    """The vocabulary of the target; 0 if unknown."""
 
 
 def read_dflash_config(config: Config, architecture: str) -> DFlashConfig:
-    """Returns what `config` says. Raises ModelError for what is missing or makes no sense."""
+    """Reads `config`. Raises ModelError for missing and senseless fields."""
     nested = config.get("dflash_config")
     own = {**config, **nested} if isinstance(nested, dict) else config
     layers = size(config, "num_hidden_layers", most=_MOST_LAYERS)
@@ -125,11 +125,9 @@ def _rope(config: Config, head_width: int, kind: str) -> Rope:
     )
 
 
-# --- Opens a DFlash draft by its headers.
-
 _FAMILY = Family("dflash")
 _NOT_OURS = ("quantization", "quantization_config", "quantize_activations")
-"""Fields of `config.json` about how others store the tensors."""
+"""The fields of `config.json` about the stored tensors of other packages."""
 _RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 
 

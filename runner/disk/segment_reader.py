@@ -1,45 +1,33 @@
-"""Reads what the store has of a prompt. Owner: the disk thread."""
+"""Reads the segments of a prompt. `chain` to `held_at` choose them from their names alone. Owner: the disk thread."""
 
 from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from runner.cache.node import common_prefix
-from runner.disk.segment import (
-    ENTRIES,
-    STATE,
-    TAIL,
-    DigestOf,
-    Layers,
-    Name,
-    PrefixDigests,
-    Segment,
-    Tokens,
-    UnknownMediaError,
-)
+from runner.disk.points import DigestOf, PrefixDigests, Tokens, UnknownMediaError
+from runner.disk.segment import ENTRIES, STATE, TAIL, Layers, Name, Segment
 from runner.disk.store import Index, SegmentStore
 
 MOST_TOKENS = 256
 """The longest segment of entries."""
 WORTH_TOKENS = 256
-"""The least that a restore must save."""
-_MOST_ROUNDS = 4  # plans for one prompt: each damaged file costs one
+"""The fewest tokens that a restore must save."""
+_MOST_ROUNDS = 4  # plans for one prompt: each damaged file costs a plan
 _MOST_SIBLINGS = 8  # segments whose tokens are compared with the prompt
-
-# --- Which segments hold the beginning of a prompt, from their names alone. Pure.
 
 
 class Chain(NamedTuple):
-    """Segments of entries that hold the tokens from the first on, without a gap, up to `stop`."""
+    """Segments of entries that hold all tokens from the first one up to `stop`, without a gap."""
 
     names: list[Name]
     stop: int
 
 
 def chain(index: Index, points: PrefixDigests) -> Chain:
-    """Returns the segments all of whose tokens the prompt begins with. Where several go on, takes the longest.
+    """Returns the segments whose tokens the prompt begins with. Of several that continue it, takes the longest.
 
-    Segments may overlap: another conversation branches off in the middle of one, or another process cut them otherwise.
+    Segments may overlap: another conversation branches off in the middle of one, or another process cut them elsewhere.
     """
     found, at = list[Name](), 0
     while (name := _longest(index, points, at, at) or _branch(index, points, max(1, at - MOST_TOKENS), at)) is not None:
@@ -49,8 +37,8 @@ def chain(index: Index, points: PrefixDigests) -> Chain:
 
 
 def branch(index: Index, points: PrefixDigests, start: int, stop: int) -> Chain:
-    """Continues the chain where a segment that starts at `start` and extends past the prompt holds the tokens up to
-    `stop`: the next one starts inside of it."""
+    """Continues the chain at `stop`, inside a segment that starts at `start` and parts from the prompt after `stop`.
+    The next segment starts inside that one."""
     found, at = list[Name](), stop
     name = _branch(index, points, start + 1, stop)
     while name is not None:
@@ -66,11 +54,11 @@ def partial(index: Index, points: PrefixDigests, at: int) -> list[Name]:
 
 
 def deepest_state(index: Index, points: PrefixDigests, most: int) -> int | None:
-    """Returns the largest offset up to `most` at which there are a state and a tail, or the one of them that the index
-    has at all; None if there is none."""
+    """Returns the largest offset up to `most` with a state and a tail, or with one of them if the index has none of the
+    other kind; None if there is no such offset."""
     kinds = [kind for kind in (STATE, TAIL) if index.kinds[kind]]
     ends = sorted(end for end, count in list(index.ends.items()) if count and end <= most)
-    known = [points.at(end) for end in ends]  # the first one first: each goes on from the one before it
+    known = [points.at(end) for end in ends]  # in this order each continues from the one before it
     for at, point in zip(reversed(ends), reversed(known), strict=True):
         if all(index.held(kind, point) for kind in kinds):
             return at
@@ -79,7 +67,7 @@ def deepest_state(index: Index, points: PrefixDigests, most: int) -> int | None:
 
 def held_at(index: Index, points: PrefixDigests, at: int, needs: Callable[[int], int]) -> list[Name]:
     """Returns the tails and the state that take layers to `at`, in the order of the tokens. `needs(at)` is the first
-    token that a tail must hold to stand there."""
+    token that a tail must hold for a layer to stand there."""
     least = needs(at)
     ends = sorted(end for end, count in list(index.ends.items()) if count and least < end <= at)
     tails = [index.held(TAIL, points.at(end)) for end in ends]
@@ -87,7 +75,7 @@ def held_at(index: Index, points: PrefixDigests, at: int, needs: Callable[[int],
 
 
 def _longest(index: Index, points: PrefixDigests, start: int, beyond: int) -> Name | None:
-    """Returns the longest segment that starts at `start`, ends after `beyond`, and is spelled by the prompt."""
+    """Returns the longest segment of the prompt that starts at `start` and ends after `beyond`."""
     found = [name for name in index.after(points.at(start)) if name.stop > beyond]
     return next((name for name in sorted(found, key=lambda each: -each.stop) if _spells(points, name)), None)
 
@@ -104,28 +92,25 @@ def _spells(points: PrefixDigests, name: Name) -> bool:
     return name.stop <= len(points.tokens) and points.at(name.stop) == name.last
 
 
-# --- What a prompt needs is read, and compared with it.
-
-
 class Wanted(NamedTuple):
     """A prompt to look for."""
 
     tokens: Tokens
     salt: str
     held: int
-    """The first tokens, which memory has."""
+    """The number of first tokens that memory has."""
     needs: Callable[[int], int]
-    """Returns the first token that tails must hold to stand at an offset."""
+    """Returns the first token that tails must hold for layers to stand at an offset."""
     layers: Layers
-    """The forms that a segment must have."""
+    """The forms of the model's layers."""
 
 
-class Found(NamedTuple):
+class FoundSegment(NamedTuple):
     """A segment that was read."""
 
     segment: Segment
     prefix: Tokens
-    """All tokens up to its end, which may part from the prompt before."""
+    """All tokens up to its end. They may part from the prompt before the end."""
 
 
 class Reader:
@@ -144,9 +129,9 @@ class Reader:
         self._digest_of = digest_of
         self._name_of = name_of
 
-    def read(self, wanted: Wanted) -> Iterator[Found]:
-        """Yields what there is of a prompt; nothing if that saves too little. A damaged file ends a plan; the next one
-        does without it."""
+    def read_prompt(self, wanted: Wanted) -> Iterator[FoundSegment]:
+        """Yields the segments of a prompt; none if they save too little. A damaged file ends a plan, and the next plan
+        does without that file."""
         points = PrefixDigests(self._root, wanted.salt, wanted.tokens, self._digest_of)
         given = set[Name]()
         for _ in range(_MOST_ROUNDS):
@@ -156,7 +141,7 @@ class Reader:
                 return
             if stop < wanted.held + WORTH_TOKENS:
                 return
-            # Tails and states are read first: without them the entries up to there are of no use.
+            # Tails and states are read first: the entries up to there are useless without them.
             needed = [name for name in names if name.kind != ENTRIES]
             last = [found for name in needed if (found := self._found(points, wanted, name)) is not None]
             complete = len(last) == len(needed)
@@ -172,12 +157,12 @@ class Reader:
                 for name in reversed(names):
                     self._store.touch(name)
                 return
-            for name in names:  # what is wrong in the same way goes now
+            for name in names:  # files that are damaged in the same way are removed now
                 if name not in given:
-                    self._store.read(name, wanted.layers, only_tokens=True)
+                    self._store.read_segment(name, wanted.layers, only_tokens=True)
 
     def _plan(self, points: PrefixDigests, wanted: Wanted) -> tuple[list[Name], int]:
-        """Returns the segments to read, in the order of the tokens, and how many tokens can be reused then."""
+        """Returns the segments to read, in the order of the tokens, and the number of tokens that they restore."""
         index = self._store.index
         kept = chain(index, points)
         if index.kinds[TAIL] or index.kinds[STATE]:
@@ -190,7 +175,7 @@ class Reader:
         names, stop = kept
         best: tuple[int, Name] | None = None
         for name in partial(index, points, stop)[:_MOST_SIBLINGS]:
-            looked = self._store.read(name, wanted.layers, only_tokens=True)
+            looked = self._store.read_segment(name, wanted.layers, only_tokens=True)
             tokens = self._tokens(points, looked) if looked is not None else None
             if tokens is not None:
                 shared = stop + common_prefix(points.tokens[stop : name.stop], tokens)
@@ -200,18 +185,18 @@ class Reader:
             names, stop = [*names, best[1], *rest.names], rest.stop
         return [name for name in names if name.stop > wanted.held], stop
 
-    def _found(self, points: PrefixDigests, wanted: Wanted, name: Name) -> Found | None:
-        segment = self._store.read(name, wanted.layers)
+    def _found(self, points: PrefixDigests, wanted: Wanted, name: Name) -> FoundSegment | None:
+        segment = self._store.read_segment(name, wanted.layers)
         if segment is None:
             return None
         if name.kind != ENTRIES:
-            return Found(segment, points.tokens[: name.stop])
+            return FoundSegment(segment, points.tokens[: name.stop])
         own = self._tokens(points, segment)
-        return Found(segment, points.tokens[: name.start] + own) if own is not None else None
+        return FoundSegment(segment, points.tokens[: name.start] + own) if own is not None else None
 
     def _tokens(self, points: PrefixDigests, segment: Segment) -> "Tokens | None":
-        """Returns the tokens of a segment, with the names that its pictures have in this process. If they are not those
-        that it is named after, it is damaged, or was wrong from the start: returns None, and removes it."""
+        """Returns the tokens of a segment, with the names of its pictures in this process. If its name has other points
+        than its tokens, it is damaged or was wrong from the start: removes it, and returns None."""
         name, own = segment.name, segment.tokens
         try:
             digests = [bytes.fromhex(digest) for digest in segment.facts.pictures]

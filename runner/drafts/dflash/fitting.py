@@ -6,9 +6,10 @@ from functools import partial
 
 import mlx.core as mx
 
-from runner.drafts.dflash.config import DFlashConfig, read_dflash_config
+from runner.drafts.dflash.dflash_config import DFlashConfig, read_dflash_config
 from runner.drafts.dflash.drafter import BlockContext, BlockDraft, BlockDrafter, DFlashModule, OptionalTensors
-from runner.drafts.target import Tap, Target, target_of, text_rows
+from runner.drafts.hidden_states import text_rows
+from runner.drafts.target import Tap, Target, target_of
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
@@ -21,13 +22,13 @@ _TRIED_TOKENS = 2
 
 
 def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
-    """Returns the parts of a model, which may be made of placeholders: nothing is computed. Raises ModelError if the
-    draft was made for another one, or the model has no such parts."""
+    """Returns the parts of a model, which may be made of placeholders. Raises ModelError if the draft was made for
+    another model, or the model lacks a part."""
     try:
         target = target_of(loaded)
         rows = target.embed(mx.zeros((1, 1), mx.uint32))
         width, vocab_size = rows.shape[-1], target.unembed(rows).shape[-1]
-    except Exception as error:  # whatever a model of another build says
+    except Exception as error:  # a model of another build may raise any
         raise ModelError(f"the model lacks a part that the draft shares ({type(error).__name__}: {error})") from error
     for what, wanted, found in (
         ("layers", config.target_layers, len(target.layers)),
@@ -49,21 +50,17 @@ def check_dflash(opened: OpenedModel, loaded: LoadedModel) -> None:
 
 
 def plan_dflash(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[DFlashModule, DtypePlan]:
-    """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if anything does not fit,
-    or exceeds the budget."""
+    """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if a tensor does not fit,
+    or the weights exceed the budget."""
     return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
 
 
 def load_dflash(
-    opened: OpenedModel,
-    loaded: LoadedModel,
-    dtype: str = "keep",
-    budget_bytes: int | None = None,
+    opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> BlockDrafter:
-    """Loads a draft for a model, which is loaded already. Raises ModelError if it cannot be used, and what MLX says at
-    its first forward.
+    """Loads a draft for a loaded model. Raises ModelError if it cannot be used, and the errors of its first forward.
 
-    The arguments are those of `weights.loading.load`, with what the model has left of the budget.
+    `dtype` is as for `weights.loading.load`, and `budget_bytes` the rest of the budget.
     """
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded)
@@ -74,17 +71,12 @@ def load_dflash(
 
 
 def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
-    """Drafts something: MLX refuses some layers only then. Of the target only shapes are computed."""
+    """Drafts once, since MLX refuses some layers only then. Computes only the shapes of the target's outputs."""
     layers = loaded.make_layers()
     if not text_rows(layers):
         raise ModelError("no layer of the model counts the tokens that it has seen")
     tap, tokens = Tap(draft.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
-    tap.turn(True)
-    try:
-        loaded.logits(tokens, layers)
-        features = tap.take()
-    finally:
-        tap.turn(False)
+    _, features = tap.observe(partial(loaded.logits, tokens, layers))
     wanted = (1, _TRIED_TOKENS, len(draft.config.taps) * draft.config.width)
     if features is None or features.shape != wanted:
         found = "nothing" if features is None else f"{list(features.shape)}"
@@ -95,7 +87,7 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModule:
-    """Builds the draft with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+    """Builds the draft with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
     config = read_dflash_config(opened.config, opened.architecture)
     names = opened.tensors.keys()
     if len(config.windows) > len(names):
@@ -114,7 +106,7 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModul
 
 
 def _with_split(weights: Weights, queries: int, keys: int) -> Weights:
-    """Returns the weights with the rows of queries, keys and values apart."""
+    """Splits fused weights into those of queries, keys and values."""
     result: Weights = {}
     for name, array in weights.items():
         match = _FUSED.fullmatch(name)
