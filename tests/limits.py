@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import pytest
 
 from scripts.tools.bench.machine import MOST_OTHERS, Others
+from tests.sizes import report
 from tests.tiers import ASIDE
 
 SHOWN = 10
@@ -89,6 +90,8 @@ class Limits:
         whole = not config.args or config.args == config.getini("testpaths")
         tiers = [tier for tier in ("all", "full", "real", *ASIDE) if config.getoption(f"--{tier}")]
         tier = (tiers or ["fast"])[0] if whole else ""
+        for line in report() if whole else ():
+            config.get_terminal_writer().line(line)
         for line in lines(
             tier, time.time() - self._started, used_s() - self._set_up_s, self._by_file, self._others.cores()
         ):

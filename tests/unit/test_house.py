@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.sizes import CEILINGS, CORE, sizes
 
 PACKAGES = ("protocol", "runner")
 LAYERS = (
@@ -31,7 +32,6 @@ LAYERS = (
     ("versions", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
-CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 WINGS = ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers", "ranks", "tape", "vlm")
 
 
@@ -257,6 +257,24 @@ def test_no_script_imports_tests() -> None:
     assert len(scripts) > 50
     for path in scripts:
         assert all(name.split(".")[0] != "tests" for name in imports(path)), path
+
+
+def test_no_folder_outgrows_its_ceiling() -> None:
+    """Raising one takes a sentence that says what a reader gets for the lines."""
+    found = sizes()
+    assert found.keys() == CEILINGS.keys()
+    assert {name: count for name, count in found.items() if count > CEILINGS[name]} == {}
+
+
+def test_a_public_name_stands_once() -> None:
+    """The classes and functions of all modules; those that mlx-lm, `ChildProcess` or an entry asks for by name may repeat."""
+    names = Counter(
+        node.name
+        for path in sources()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} <= {"Model", "ModelArgs", "main", "serve"}
 
 
 def test_a_folder_is_read_in_an_hour() -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import NamedTuple
 
 import pytest
@@ -542,14 +543,18 @@ def longest_waits(ran: list[Ran]) -> dict[object, int]:
 )
 @example([Request(60, 1)], [Request(0, 1)], 4, Costs(begin_s=0.01, token_s=0.0001, forward_s=0.01), True, GAP_S)
 @example([Request(0, 1, pieces=4)], [Request(0, 1)], 4, Costs(begin_s=0.01), True, GAP_S)
+@example([Request(0, 2)], [Request(0, 1)], 2, Costs(step_s=0.016, begin_s=0.016), False, 1.0)
 def test_whatever_keeps_coming_each_kind_of_slice_comes_soon(
     first: list[Request], repeated: list[Request], places: int, costs: Costs, batch: bool, max_gap_s: float
 ) -> None:
     """A prompt waits for as many beginnings as its last slice took the time of, here at most 16, each with its first
-    step and a step of each of the other batches."""
+    step and a step of each of the other batches. An answer waits for the slices that the gap has room for, if these are
+    more."""
     coming = [replace(each, tokens_s=[]) for each in (*first, *repeated * (150 // len(repeated)))]
     simulation = Simulation(SlicePolicy(CHUNK, max_gap_s), costs, coming, places, batch).run()
-    assert max(longest_waits(simulation.ran).values(), default=0) <= 16 * (places + 1)
+    fit = ceil(max_gap_s / min(costs.step_s, costs.begin_s, costs.encode_s)) + places
+    for kind, slices in longest_waits(simulation.ran).items():
+        assert slices <= max(16 * (places + 1), fit if isinstance(kind, int) else 0)
 
 
 # All together
