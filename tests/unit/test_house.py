@@ -267,7 +267,7 @@ def test_no_folder_outgrows_its_ceiling() -> None:
 
 
 def test_a_public_name_stands_once() -> None:
-    """The classes and functions of all modules; those that mlx-lm, `ChildProcess` or an entry asks for by name may repeat."""
+    """Classes and functions; mlx-lm, `ChildProcess` and entries ask for a few by name."""
     names = Counter(
         node.name
         for path in sources()
