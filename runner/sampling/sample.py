@@ -118,12 +118,16 @@ class SampledTokens:
         They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
         also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
         """
+        if not self._logprobs:
+            return [self._read]
         return [self._read, *(array for details in self._details() for array in details if array is not None)]
 
     def read(self) -> list[Choice]:
         """Returns the choice of each row, in order. Waits for the device; reads each array once."""
         tokens = cast("list[int]", self._read.tolist())
         choices = [Choice(token) if token != _NO_TOKEN else _NO_CHOICE for token in tokens]
+        if not self._logprobs:
+            return choices
         read = {id(details): details.read_rows() for details in self._details()}
         for row, wanted in enumerate(self._logprobs):
             if wanted is not None:
