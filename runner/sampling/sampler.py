@@ -172,10 +172,10 @@ class Sampler:
         """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
         evaluates nothing."""
         logits, scores = _with_masks(logits, masks)
-        token = self._own()(scores)
+        token, wanted = self._own()(scores), []
         if self.options.candidates:
             wanted = [logprobs_of_candidates(logits, token, self.options.candidates)]
-        else:
+        elif self.options.logprobs:
             wanted = self._logprobs(scores, token, masks)
         return SampledTokens(token, wanted, logits, scores)
 
@@ -187,11 +187,10 @@ class Sampler:
         """
         logits, scores = _with_masks(logits, masks)
         token = self._own().draw_ahead(scores, drafts)
-        return SampledTokens(token, self._logprobs(scores, token, masks), logits, scores)
+        wanted = self._logprobs(scores, token, masks) if self.options.logprobs else []
+        return SampledTokens(token, wanted, logits, scores)
 
     def _logprobs(self, scores: mx.array, token: mx.array, masks: Sequence[Mask | None]) -> list[LogprobsRow]:
-        if not self.options.logprobs:
-            return []
         top = self.options.top_logprobs
         details = logprobs_of(scores, token, top, masks)
         return [LogprobsRow(details, row, top) for row in range(token.size)]
