@@ -80,7 +80,8 @@ class Sketch:
         self._forward = forward
         self.facts = LayerFacts(make_layers)
         self.prompt, more = (
-            [token * vocab_size // count for token in range(min(count, context_length))] for count in (_TOKENS, _MORE)
+            [token * vocab_size // count for token in range(min(count, context_length or count))]
+            for count in (_TOKENS, _MORE)
         )
         self.layers = make_layers()
         self._logits: list[mx.array] = []

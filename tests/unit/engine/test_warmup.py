@@ -100,3 +100,8 @@ def test_a_layer_that_the_model_does_not_use_is_found() -> None:
     )
     assert found.facts.used == {*range(len(kind.make_layers()))}
     assert not found.facts.untrusted
+
+
+def test_a_model_that_names_no_context_is_sketched_too() -> None:
+    kind = tiny("mamba2")
+    assert len(sketch(kind.make_layers, plain_forward(kind), VOCAB, 0).prompt) == 16
