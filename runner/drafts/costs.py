@@ -7,12 +7,12 @@ from math import ceil
 MOST_ROWS = 64
 """The most rows of a round over several answers."""
 _LEAST_WEIGHT = 0.05  # the weight of the latest round in the average of its length; the first rounds weigh more
-_COMMON_WEIGHT = 0.1  # its weight in the averages of all lengths, since a slower machine is slower for all of them
+_COMMON_WEIGHT = 0.1  # the latest round's weight in the averages of all lengths: a slower machine slows all of them
 _SURE = 4  # a length changes the averages of other lengths after more rounds than this
 _MOST_CHANGE = 0.5  # the most relative change of an average by one round, before it is multiplied by a weight
 _PADDING = 0.1  # the cost of a row of skipped padding, as a share of the cost of another row
 _FIRST_PATIENCE, _MOST_PATIENCE = 32, 1024  # the first and the most plain steps until times of rounds are forgotten
-_STREAK = 16  # this many rounds, with few plain steps between them, set the patience back to the first one
+_STREAK = 16  # if rounds outnumber plain steps by this many, the patience becomes the first one again
 _FIRST_SHARE = 0.2  # the assumed time in which a model drafts one token, as a share of a plain step
 _EACH = 0.5  # the assumed time of each further token, as a share of the first token's
 
@@ -156,7 +156,7 @@ def rows_of(asked: float, padded: float) -> float:
 
 
 def cost_of(curve: Sequence[float], rows: float) -> float:
-    """Returns the cost of a fractional number of rows, at least 1, interpolated on `curve` (costs of 1, 2, ... rows)."""
+    """Returns the cost of a fractional number of rows, at least 1. `curve` has the costs of 1 row, 2 rows, ..."""
     below = int(rows)
     if below == rows:
         return curve[below - 1]
