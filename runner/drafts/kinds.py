@@ -1,5 +1,5 @@
-"""The kinds of models that draft and come in a package of their own. Each kind is recognised, opened, checked and loaded
-by its own functions. Import this module only if there is such a model: it imports all kinds."""
+"""The kinds of models that draft and come in packages of their own. Each kind has functions that recognise, open, check
+and load a model. Import this module only if there is such a model, since it imports the modules of all kinds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +63,7 @@ class DraftKind(NamedTuple):
     """`check(draft, target, loaded, tokenizer)` raises ModelError unless the draft model can draft for the target.
     `loaded` is the target, loaded or made of placeholders, and `tokenizer` is the target's."""
     plan: Callable[..., tuple[Module, DtypePlan]]
-    """`plan(draft, dtype, budget_bytes)` builds the draft model of placeholders. Raises ModelError if it cannot draft."""
+    """`plan(draft, dtype, budget_bytes)` builds the model of placeholders. Raises ModelError if it cannot draft."""
     load: Callable[..., DraftModel]
     """`load(draft, loaded, dtype, budget_bytes)` loads the draft model for the target `loaded`. `check` must have
     accepted both. Raises the errors of loading and of the first forward."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from runner.drafts.draft_policy import Draft
 from runner.drafts.text import MOST_MATCH, IndexedText, TextMatch
 
-_WIDTHS = (4, 16)  # lengths of indexed runs: shorter ones mean little, and chat templates end with up to ten fixed tokens
+_WIDTHS = (4, 16)  # lengths of indexed runs: shorter runs mean little; chat templates end with up to 10 fixed tokens
 _END = -1  # stands after each text of a part
 _PARTS = 4  # the number of full parts in a ring, which forgets one whole part at a time
 _LEAST_SHARE = 16  # even a small part counts as 1 / 16 of a full one
@@ -45,11 +45,11 @@ class Ring:
         self._adding: tuple[IndexedText, Sequence[int]] | None = None  # a part's text, and the tokens left to add to it
 
     def add(self, tokens: Sequence[int], salt: str = "") -> None:
-        """Lets the text of an ended request wait for `index`. Keeps only the end of a text that is longer than a part."""
+        """Lets the text of an ended request wait for `index`. Keeps only the end of a text longer than a part."""
         self._waiting.append((tokens[1 - self._part_tokens :], salt))
 
     def index(self, most: int) -> bool:
-        """Adds and indexes the next `most` tokens that wait, in about 1 µs a token. Returns True if no token is left."""
+        """Adds and indexes the next `most` tokens that wait, in about 1 µs a token. Returns True if none is left."""
         if not self._adding:
             if not self._waiting:
                 return True
@@ -146,5 +146,5 @@ class Lookup:
         return None
 
     def kept(self) -> list[int]:
-        """Returns the tokens of this request that the ring should keep: the last tokens of the prompt, and the answer."""
+        """Returns the tokens of this request that the ring should keep: the end of the prompt, and the answer."""
         return self._text.since(self._prompt_tokens - _KEPT_PROMPT_TOKENS)

@@ -51,7 +51,7 @@ class HeadModule(Module):
     @classmethod
     @abstractmethod
     def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:
-        """Returns the weights by the names of parameters. Adds 1 to the norms in `shifted`, which are too small by 1."""
+        """Returns the weights by the names of parameters. Adds 1 to the norms in `shifted`: they are too small by 1."""
 
 
 class Head(NamedTuple):
@@ -220,8 +220,8 @@ class QwenHead(HeadModule):
 
     @classmethod
     def norms(cls, names: Collection[str], *, all_of_them: bool) -> set[str]:
-        """Returns all norms among these names; without `all_of_them`, only the norms outside of layers. Their stored
-        weights are too small by 1 in the source, or in packages of one release of Ollama."""
+        """Returns the norms among these names whose stored weights are too small by 1. With `all_of_them`, as in the
+        source, these are all norms; else, as in one release of Ollama, the norms outside of layers."""
         found = {name for name in names if name in _QWEN_NORMS}
         return found | {name for name in names if _QWEN_NORM.fullmatch(name)} if all_of_them else found
 
