@@ -19,5 +19,4 @@ When a model drafts, five objects call each other in this order: the engine's ba
 a `DraftModel` (`OwnDraftModel`, `HeadDrafter`, `AssistantDrafter` or `BlockDrafter`), and the network of that model.
 
 Owner: the engine thread. `lookup`, `text`, `draft_policy` and `speed_check` use no model, no MLX and no clock. So the
-same calls always give the same drafts.
-"""
+same calls always give the same drafts."""

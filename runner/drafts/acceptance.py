@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 _FIRST = (0.3, 0.5, 0.7, 0.8, 0.9)
-"""The assumed probability that the first token of a draft is right, for matches of 1-2, 3-4, 5-8, 9-16 and more
-tokens, before any round is counted."""
+"""For each `match_class`, the assumed probability that a draft's first token is right, until rounds are counted."""
 _FIRST_WEIGHT = 2.0  # an assumed probability weighs as much as this many rounds
 _KEPT = 1 - 1 / 24  # each round multiplies all earlier counts by this, so that old rounds fade
 _ENOUGH = 8  # counts of this many rounds are trusted: drafts may then be longer than their match
@@ -25,8 +24,7 @@ class Acceptance:
 
     A round counts for a position only if all drafts before that position were right. Old counts fade, so a position
     without recent rounds is expected to do as well as the one before it, and is tried again. A *probe* is a draft that
-    is cut one token later than the policy would cut it. Probes become rarer as long as none succeeds.
-    """
+    is cut one token later than the policy would cut it. Probes become rarer as long as none succeeds."""
 
     def __init__(self, match_class: int, most: int, most_pause: int = LOOKUP_PAUSE) -> None:
         """`most` is the length of the longest draft, and `most_pause` the most drafts between two probes."""

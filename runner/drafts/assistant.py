@@ -1,8 +1,7 @@
 """Assistants of Gemma 4: small models that draft from the hidden states of their target. An assistant has no keys and
 values of its own, but attends to the target's. Owner: the engine thread.
 
-The module has four parts, in this order: the target's keys and values, the network, the drafts, loading.
-"""
+The module has four parts, in this order: the target's keys and values, the network, the drafts, loading."""
 
 import runner.process.lean_mlx_lm  # noqa: F401  # isort: skip  # before anything of mlx_lm is imported
 
@@ -39,8 +38,8 @@ from runner.model.weights.parameters import parameters_of
 
 
 class Place(NamedTuple):
-    """The layer of the target to whose keys and values an assistant's layers of one kind attend: the last layer of that
-    kind that computes keys and values."""
+    """The layer of the target to which all layers of one kind of an assistant attend: the last layer of that kind that
+    computes keys and values."""
 
     layer: int
     """The index of the layer's cache among the target's caches."""
@@ -224,10 +223,8 @@ class Assistant(NamedTuple):
 
 class AssistantDrafter(HiddenStateDrafter[SeenText]):
     """Drafts with an assistant, from the hidden state before the last token of each answer, and from the target's keys
-    and values.
-
-    The queries of all drafts stand at the last position that the target has computed: so assistants are trained. Owner:
-    the engine thread."""
+    and values. The queries of all drafts stand at the last position that the target has computed, since assistants are
+    trained in this way. Owner: the engine thread."""
 
     def __init__(self, name: str, assistant: Assistant) -> None:
         super().__init__(name, [assistant.target.norm], self.longest_forward, SeenText)
@@ -357,8 +354,7 @@ def load_assistant(
     """Loads an assistant for the target `loaded`, for which `check_assistant` must have accepted it. Raises ModelError,
     and the errors of the first forward.
 
-    `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left.
-    """
+    `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left."""
     module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)
     kinds = frozenset(_kinds_of(opened))

@@ -86,8 +86,7 @@ class RoundCosts:
         return self._nearest(context_tokens).curve() if self._contexts else self._first
 
     def plain_s(self, context_tokens: int) -> float:
-        """Returns the first value of `curve`, without computing the others: the seconds of a plain step. Call it only
-        if costs are `known`."""
+        """Returns only the first value of `curve`: the seconds of a plain step. Costs must be `known`."""
         return self._nearest(context_tokens).plain_s()
 
     def _nearest(self, context_tokens: int) -> "_Context":
@@ -108,8 +107,7 @@ class _Context:
         self._curve: Sequence[float] = ()
 
     def record(self, rows: float, seconds: float) -> None:
-        """Records the time of a round. A fractional number of rows counts for the next higher whole number, with its
-        fraction as the weight."""
+        """Records the time of a round. A fractional number of rows counts for the number above it, by the fraction."""
         above = ceil(rows)
         if rows == 1 and 1 in self._known:  # the usual case, and the cheapest
             expected = average = self._known[1]

@@ -140,8 +140,7 @@ class DraftPolicy:
     """Chooses the lengths of drafts, from 0 up, that promise the most tokens a second, and learns from outcomes.
 
     All requests of the process share one policy. Drafts of answers that are computed together get one length, since
-    shorter ones would be padded; if the forward skips padding, each gets its own length. Owner: the engine thread.
-    """
+    shorter ones would be padded; if the forward skips padding, each gets its own length. Owner: the engine thread."""
 
     def __init__(
         self,
@@ -180,8 +179,7 @@ class DraftPolicy:
         """Returns the number of tokens to take of each draft. The forward may have more answers than drafts. Call it
         once for each forward: now and then the result is a probe.
 
-        Until enough rounds are counted, takes no more tokens of a draft than matched.
-        """
+        Until enough rounds are counted, takes no more tokens of a draft than matched."""
         together = terms.together
         costs, padded = self._costs_of(together).curve(terms.context_tokens), together == 1 or not self.skips_padding
         wanted = [self._wanted(draft, len(draft.tokens)) for draft in drafts]

@@ -1,8 +1,7 @@
 """The drafts for the answers of an engine, from known text or by a model, if drafts pay.
 
 All answers share one `Drafting`. It owns the policy, the speed checks, the ring of earlier answers, and the model that
-drafts. Each answer has an `AnswerDrafter`, which owns the lookup in known text.
-"""
+drafts. Each answer has an `AnswerDrafter`, which owns the lookup in known text."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -332,8 +331,7 @@ class Drafting:
         self._accepted[draft.source] += right
 
     def _drop_model(self, model: DraftModel, error: Exception) -> None:
-        """Ends the use of the model, which has raised `error`. Call it in the `except` block, whose traceback is
-        logged."""
+        """Ends the use of the model, which has raised `error`. Call it in the `except` block: it logs the traceback."""
         log.exception("the draft model failed; answers go on without it", model=model.name)
         self._model_fault = f"it failed: {type(error).__name__}"
         for (_, by_model), speed in self._speeds.items():

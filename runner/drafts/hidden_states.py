@@ -60,8 +60,7 @@ class SeenText:
             del self._seen[0]
 
     def first_waiting(self, stop: int) -> int | None:
-        """Returns the position of the first token whose hidden states wait to be read; None unless the hidden states
-        up to position `stop` wait, too."""
+        """Returns the position of the first token whose states wait to be read; None unless all up to `stop` wait."""
         if not self._seen or self._seen[-1].stop < stop or self._seen[0].start >= stop:
             return None
         return self._seen[0].start
@@ -132,8 +131,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         return watched
 
     def saw(self, layer: object, start: int, hidden: mx.array) -> None:
-        """Adds the lazy hidden states [1, L, D] of the tokens from `start` on, which the target has just seen, to the
-        text for which `layer` stands."""
+        """Adds lazy hidden states [1, L, D], of the tokens from `start` on, to the text for which `layer` stands."""
         text = self._texts.pop(layer, None) or self._make_text()
         self._texts[layer] = text
         if len(self._texts) > self.most_together:

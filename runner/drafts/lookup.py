@@ -37,8 +37,7 @@ class Ring:
     contain each other and would fill the ring with copies. Owner: the engine thread."""
 
     def __init__(self, most_tokens: int = 1 << 20) -> None:
-        """Keeps up to `most_tokens` tokens. A token needs 20 bytes in a full part, and at most 28 in a part that
-        fills."""
+        """Keeps up to `most_tokens` tokens, with 20 bytes for each token in a full part, and at most 28 elsewhere."""
         self._part_tokens = most_tokens // _PARTS
         self._parts: list[_Part] = []  # the part that was added to last is at the end
         self._waiting: deque[tuple[Sequence[int], str]] = deque(maxlen=_MOST_WAITING)

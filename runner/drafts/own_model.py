@@ -22,8 +22,7 @@ from runner.model.weights.loading import LoadedModel, load
 from runner.sampling.sampler import preview_draws
 
 WINDOW_TOKENS = 256
-"""The number of last tokens of a text that a draft model reads first. Reading more would cost more time than better
-drafts save."""
+"""The last tokens of a text, which the model reads first. Reading more would last longer than better drafts save."""
 MOST_TOKENS = 4 * WINDOW_TOKENS
 """The most tokens in the layers, of all texts together, but two windows for each text in any case. A text that exceeds
 its share is begun anew with one window, so that the layers stay small."""
@@ -263,8 +262,7 @@ class OwnDraftModel:
 
     def _try(self) -> tuple[int, int]:
         """Makes a trial, since MLX refuses some layers only when they compute. Sets `most_together` to 1 if drafts of
-        several rows could not be taken back. Returns the bytes of one token's keys and values, and of one text's
-        states."""
+        several rows cannot be taken back. Returns the bytes of a token's keys and values, and of a text's states."""
         for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[: self.most_together]:
             text = _ReadText([], [0] * length, self._make_layers())
             self._read([text])

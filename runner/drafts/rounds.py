@@ -1,8 +1,7 @@
 """Rounds: forwards over the next token of each answer of a batch and the drafts after that token.
 
 Answers may have different numbers of drafts; rows with fewer drafts are padded. Every position draws a token with its
-own random number, and a draft is right only if it equals the drawn token. So no draft can change an answer.
-"""
+own random number, and a draft is right only if it equals the drawn token. So no draft can change an answer."""
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
@@ -39,8 +38,7 @@ class AnswerRound:
     Owner: the engine thread."""
 
     def __init__(self, generation: Generation, drafts: AnswerDrafts, unseen: Sequence[int], vocab_size: int) -> None:
-        """`unseen` are the recorded tokens that the layers have not seen: the last one, and any forced tokens before
-        it."""
+        """`unseen` are the recorded tokens that the layers have not seen: the last one, after any forced tokens."""
         self._generation = generation
         self._drafts = drafts
         self._unseen = unseen
@@ -178,8 +176,8 @@ class BatchRounds:
         return allowed if any(each.tokens for each in allowed) else ()
 
     def _run(self, drafts: Sequence[AnswerDrafts]) -> Sequence[Choice] | None:
-        """Runs a round. Returns for each answer the next token and the tokens after right drafts; None if the forward
-        failed or a token is not from numbers."""
+        """Runs a round. Returns for each answer the next token and the tokens after right drafts; None if a token is
+        not from numbers, or if the layers cannot forget wrong drafts of this batch."""
         batch = self._batch
         answers = zip(batch.generations, drafts, batch.rows.unseen, strict=True)
         rounds = [AnswerRound(generation, each, unseen, batch.vocab_size) for generation, each, unseen in answers]

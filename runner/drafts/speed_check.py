@@ -6,8 +6,7 @@ use. After a failed check the next one waits for many times the cost of the chec
 and more so if the checked way is much slower.
 
 The check compares seconds a token. It counts only steps with a draft at hand, and the step after such a step, which may
-have to wait because of the draft.
-"""
+have to wait because of the draft."""
 
 from typing import Literal, NamedTuple
 

@@ -124,8 +124,7 @@ class DFlashModule(Module):
         self.norm = RMSNorm(config.width, config.eps)
 
     def remember(self, features: mx.array, context: BlockContext) -> None:
-        """Adds the next tokens to the context, lazily. `features` [B, S, T D] has the outputs of the T tapped layers
-        side by side."""
+        """Adds tokens to the context (lazy). `features` [B, S, T D] are the outputs of T tapped layers side by side."""
         x, starts = self._projected(features), mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
             layer.remember(x, cache, starts)
@@ -148,8 +147,7 @@ class DFlashModule(Module):
 _MOST_ROWS = 512
 _PART_TOKENS = 64  # the most tokens of a text that are read in one step before drafting
 CONTEXT_TOKENS = 2048
-"""The last tokens of texts that the context has: at least this many, and less than twice as many. Fewer are enough if
-no layer attends to more."""
+"""The context has at least this many last tokens of texts, or as many as layers attend to, and less than twice that."""
 
 
 class BlockDraft(NamedTuple):
@@ -197,8 +195,7 @@ class BlockDrafter(RowDrafter[BlockText]):
     """Drafts with a DFlash draft: all tokens of all answers in one forward. Owner: the engine thread.
 
     The context begins at the first token whose features the drafter has seen. So it lacks the tokens that the target
-    takes from the prefix cache. This makes drafts worse, but never changes answers.
-    """
+    takes from the prefix cache. This makes drafts worse, but never changes answers."""
 
     at_once = True
     longest_forward = sys.maxsize  # every forward is followed, since the tap keeps only its last rows

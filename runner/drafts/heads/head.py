@@ -140,8 +140,7 @@ class HeadDrafter(RowDrafter[HeadText]):
         return read_drafts(drafts)
 
     def _read(self, answers: Sequence[DraftedAnswer]) -> mx.array:
-        """Reads all texts up to the tokens that the target has seen. Returns the head's hidden states of the last slot
-        of each text, [B, 1, D]."""
+        """Reads all tokens that the target has seen. Returns the head's states of each text's last slot, [B, 1, D]."""
         counts = [answer.position - text.at for answer, text in zip(answers, self._rows, strict=True)]
         longest, most = max(counts), self._most_slots // len(counts)
         hidden, tokens = list[mx.array](), list[list[int]]()
