@@ -83,7 +83,7 @@ class _Packed:
 
 def places_of(target: Module) -> dict[str, Place]:
     """Returns the `Place` of each kind of layer of the target, by its kind. The target may be made of placeholders.
-    Raises ModelError if it is no Gemma 4."""
+    Raises ModelError if the target is no Gemma 4."""
     text = target.language_model if isinstance(target, gemma4.Model) else target
     if not isinstance(text, gemma4_text.Model):
         raise ModelError(f"it drafts for Gemma 4, not for {type(target).__module__.rpartition('.')[2]}")
@@ -144,10 +144,10 @@ class AssistantSizes(NamedTuple):
 
 class AssistantModule(Module):
     """The network of an assistant: layers of Gemma 4 without keys and values. The first projection joins the embedding
-    of a token and the hidden state before that token. The last one makes the hidden state for the next draft."""
+    of a token and the hidden state before that token; the last projection makes the hidden state for the next draft."""
 
     def __init__(self, args: ModelArgs, sizes: AssistantSizes, *, tied: bool) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's `__init__` is not typed
         width = args.hidden_size
         self.pre_projection = Linear(2 * sizes.backbone, width, bias=False)
         self.post_projection = Linear(width, sizes.backbone, bias=False)
@@ -188,7 +188,7 @@ class _Groups(Module):
         Module.__init__(self)
         self.centroids = Linear(width, sizes.centroids, bias=False)
         self.token_ordering = mx.arange(vocab_size)
-        """All tokens, group by group."""
+        """The ids of all tokens, group by group."""
         self._sizes = sizes
 
     def __call__(self, x: mx.array, table: Embedding) -> mx.array:

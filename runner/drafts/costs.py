@@ -45,7 +45,7 @@ class DraftCost:
 
 
 class RoundCosts:
-    """The average time of rounds for each number of rows and each power of two of the context.
+    """The average time of rounds for each number of rows and each power of two of the context's length.
 
     The cost of a number of rows that never ran is interpolated between measured ones, in the shape of the curve of the
     nearest known context, or of the first curve. After many plain steps without rounds, all averages but those of plain
@@ -56,7 +56,7 @@ class RoundCosts:
         """`first` has the relative costs of 1 row, 2 rows, ..., which count until costs are measured."""
         self._first = first
         self._contexts: dict[int, _Context] = {}
-        self._plain = 0  # the number of plain steps less the number of rounds, at least -_STREAK
+        self._plain = 0  # the number of plain steps minus the number of rounds, at least -_STREAK
         self._patience = _FIRST_PATIENCE
 
     def record(self, rows: float, seconds: float, context_tokens: int) -> None:

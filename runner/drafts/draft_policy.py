@@ -24,7 +24,7 @@ class Draft(NamedTuple):
     """The drafted tokens, at least one."""
     source: Source
     match: int
-    """The number of tokens before the draft that equal those before its source."""
+    """The number of last tokens of the text that equal the tokens before the place from which the draft is copied."""
 
 
 class Terms(NamedTuple):
@@ -43,8 +43,8 @@ _WORTH = 1.01  # drafts must bring this many times the tokens a second of a plai
 _LEAST_PACE = 0.95
 """The least speed of each answer, as a share of its speed without drafts, however much other answers gain."""
 FIRST_SLACK_S, _MOST_SLACK_S = 0.1, 1.0
-"""An answer's *slack*: the time by which it may fall behind its least speed. Here the first slack, and the most slack
-that an answer can collect by being faster."""
+"""An answer's *slack* is the time by which it may be later than at its least speed. Here are the first slack, and the
+most slack that an answer can collect by being faster."""
 
 
 class _Wanted(NamedTuple):
@@ -123,8 +123,8 @@ class _Search:
         return mosts
 
     def _keeps_pace(self, each_gets: Sequence[float], cost: float) -> bool:
-        """Returns True if every answer keeps its least speed in a round of this cost, or has enough slack. `each_gets`
-        has the expected tokens of each answer."""
+        """Returns True if each answer keeps its least speed, or has enough slack, in a round of this cost. `each_gets`
+        has the expected number of tokens that the round brings to each answer."""
         pairs = zip(each_gets, self._slacks, strict=True)
         return all(gets * self._costs[0] + slack >= cost * _LEAST_PACE for gets, slack in pairs)
 
@@ -158,8 +158,8 @@ class DraftPolicy:
         self._at_once = at_once
         self.skips_padding = skips_padding
         self._first_costs = first_costs
-        self._costs: dict[int, RoundCosts] = {}  # by the number of answers
-        self._draft_costs: dict[int, DraftCost] = {}  # by the number of answers
+        self._costs: dict[int, RoundCosts] = {}  # number of answers -> costs of rounds over them
+        self._draft_costs: dict[int, DraftCost] = {}  # number of answers -> cost of drafting for them
         self._undecided = 0  # the number of choices that have cut a draft
         pauses = dict.fromkeys(SOURCES, LOOKUP_PAUSE) | {"model": BLOCK_PAUSE if at_once else MODEL_PAUSE}
         self._acceptances = {
@@ -230,7 +230,7 @@ class DraftPolicy:
             return best
         self._undecided += 1
         if padded and self._undecided % search.terms.together:
-            return best  # a probe adds a row to each of the answers, so only one of as many choices may be a probe
+            return best  # a probe adds a row to all answers, so probes are rarer with more answers
         probed = left.index(max(left))
         if not search.wanted[probed].acceptance.probes(best[probed], hopeful=search.is_hopeful(probed)):
             return best

@@ -28,9 +28,9 @@ _INDEX_TOKENS = 512
 """The tokens of earlier answers that are indexed in each step that looks: this lasts half a millisecond."""
 _VAIN_LOOKS, _RAREST = 8, 4
 """After 8 looks without a right draft an answer looks only in every second step, after 8 more in every fourth, down to
-every sixteenth (2 ** 4). It stays at a higher rate if that already keeps looks below `_LOOK_SHARE`."""
+every sixteenth (2 ** 4). It looks more often if looks then still stay below `_LOOK_SHARE`."""
 _LOOK_SHARE = 0.005
-"""The share of the time of plain steps that unsuccessful looks may add. A look after a forward lasts 0.2 to 1 ms."""
+"""The most time that unsuccessful looks may add, as a share of plain steps. A look lasts 0.2 to 1 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
 """The tokens that the plain steps of one window of a speed check yield, and the least number of its steps."""
 _EARLIER_TOKENS = 1 << 18
@@ -149,7 +149,7 @@ class Drafting:
         self.model = model
         self.clock = clock
         self.step_s = step_s
-        # Learned from all answers.
+        # State that outlives a step, from all answers.
         self.ring = Ring(_EARLIER_TOKENS)
         self._speeds: dict[tuple[int, bool], SpeedCheck] = {}
         self._model_fault = ""
@@ -251,8 +251,8 @@ class Drafting:
         return any(each.drafter.waits for each in answers)
 
     def _model_length(self, step: DraftedStep) -> int:
-        """Returns the number of tokens that the model should draft now for each answer without known text. Has the
-        model read parts of texts, if need be; the result is 0 if it can draft after none of them yet."""
+        """Returns the number of tokens that the model should draft now for each answer without known text. If drafts
+        pay, first has the model read parts of texts. The result is 0 if the model then cannot draft after any text."""
         answers, together = step.answers, step.together
         model, own = self.model, [each.drafter for each in answers]
         if model is None or together > model.most_together:
@@ -289,7 +289,7 @@ class Drafting:
         started = self.clock()
         try:
             drafts = model.propose(answers, step.layers, length)
-        except Exception as error:  # as above
+        except Exception as error:  # the answers go on, as above
             self._drop_model(model, error)
         self._wanted = 0
         seconds = self.clock() - started

@@ -40,7 +40,7 @@ class SeenText:
     """The hidden states of a text's last tokens, kept until a drafter has read them. Owner: the engine thread."""
 
     def __init__(self) -> None:
-        self._seen: list[_Seen] = []  # without a gap
+        self._seen: list[_Seen] = []  # of consecutive parts of the text
 
     def saw(self, start: int, hidden: mx.array, most_rows: int) -> None:
         """Adds the lazy hidden states [1, L, D] of the tokens from `start` on, which the target has just seen. Forgets
@@ -60,7 +60,8 @@ class SeenText:
             del self._seen[0]
 
     def first_waiting(self, stop: int) -> int | None:
-        """Returns the position of the first token whose states wait to be read; None unless all up to `stop` wait."""
+        """Returns the position of the first token whose hidden states wait to be read. Returns None unless all hidden
+        states from there to `stop` wait."""
         if not self._seen or self._seen[-1].stop < stop or self._seen[0].start >= stop:
             return None
         return self._seen[0].start
@@ -212,8 +213,8 @@ AnyRowText = TypeVar("AnyRowText", bound=RowText)
 
 
 class RowDrafter(HiddenStateDrafter[AnyRowText]):
-    """A drafter whose layers have a row of keys and values for each text that was drafted last. The keys and values of
-    drafts are removed from the rows again. Owner: the engine thread."""
+    """A drafter whose layers have a row of keys and values for each text for which it drafted last. The keys and values
+    of drafts are removed from the rows again. Owner: the engine thread."""
 
     def __init__(
         self,

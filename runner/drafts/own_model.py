@@ -22,7 +22,7 @@ from runner.model.weights.loading import LoadedModel, load
 from runner.sampling.sampler import preview_draws
 
 WINDOW_TOKENS = 256
-"""The last tokens of a text, which the model reads first. Reading more would last longer than better drafts save."""
+"""The last tokens of a text, which the model reads first. Reading more would need more time than better drafts save."""
 MOST_TOKENS = 4 * WINDOW_TOKENS
 """The most tokens in the layers, of all texts together, but two windows for each text in any case. A text that exceeds
 its share is begun anew with one window, so that the layers stay small."""

@@ -110,10 +110,10 @@ class BatchRounds:
     def __init__(self, drafting: Drafting, batch: Batch) -> None:
         self._drafting = drafting
         self._batch = batch
-        # Until a generation joins or leaves.
+        # Valid until a generation joins or leaves.
         self._generations: Sequence[Generation] = ()
         self._drafted: Sequence[tuple[int, Generation, AnswerDrafter]] = ()  # those with drafters, and their rows
-        # Until the next step.
+        # Valid until the next step.
         self._rounds: Sequence[AnswerRound] = ()  # the last round, until it is accepted
         self._asked_rows = 0.0  # the mean rows of an answer without padding, if padding was skipped
         self._measured_at = batch.steps  # the number of the last recorded step

@@ -81,9 +81,8 @@ class Tap:
         self._kept: dict[int, mx.array] = {}
 
     def observe(self, forward: Callable[[], mx.array]) -> tuple[mx.array, mx.array | None]:
-        """Runs a forward. Returns the forward's result, and the lazy outputs of the M modules side by side,
-        [B, L, M D]; None for the outputs unless each module has one. Other forwards are no slower than without a tap.
-        """
+        """Runs a forward. Returns the result of `forward`, and the lazy outputs of the M modules side by side,
+        [B, L, M D]; None instead of outputs unless each module has one. Other forwards are as fast as without a tap."""
         try:
             for module, _, tapped in self._modules:
                 module.__class__ = tapped

@@ -142,7 +142,7 @@ class IndexedText:
                 if compared == _MOST_PLACES:
                     break
             else:
-                break  # these were all
+                break  # longer runs would lead to no other places
         return TextMatch(best, places) if places else None
 
     def _match(self, place: int, ending: Sequence[int]) -> int:

@@ -35,7 +35,7 @@ def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> "FoundDraft 
     `--draft`. Raises ModelError if the model cannot be used."""
     if wish == DRAFT_OFF or (wish == DRAFT_AUTO and not target.checkpoint.draft_bytes):
         return None
-    from runner.drafts.kinds import open_draft, open_own_draft  # most models have none
+    from runner.drafts.kinds import open_draft, open_own_draft  # most models have no draft model
 
     return open_own_draft(target, models_dir) if wish == DRAFT_AUTO else open_draft(wish, models_dir)
 
@@ -80,7 +80,7 @@ class DraftModelOpener:
         names = (*self._target.checkpoint.tensors, *self._target.checkpoint.unreadable)
         if self._settings.draft != DRAFT_AUTO or loaded.undraftable or not any("mtp." in name for name in names):
             return None
-        from runner.drafts.heads.head_plan import load_head  # most models have none
+        from runner.drafts.heads.head_plan import load_head  # most models have no head
 
         rest = max(0, budget_bytes - mx.get_active_memory())
         return load_head(self._target, loaded, dtype, rest)

@@ -40,7 +40,7 @@ class BlockContext(NamedTuple):
 
 class _Attention(Module):
     def __init__(self, config: DFlashConfig, parts: OptionalTensors, window: int, *, causal: bool) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's `__init__` is not typed
         queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
         self.q_proj = Linear(config.width, queries, bias=parts.biases)
         self.k_proj = Linear(config.width, keys, bias=parts.biases)

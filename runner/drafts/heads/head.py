@@ -30,7 +30,7 @@ class HeadModule(Module):
     """The number of the head's layers with attention: each needs a cache."""
 
     def __init__(self) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's `__init__` is not typed
 
     @classmethod
     @abstractmethod
