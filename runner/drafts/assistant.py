@@ -1,8 +1,7 @@
-"""Assistants of Gemma 4: small models that draft from the results of their target. They have no keys and values of
-their own, but attend to the target's. Owner: the engine thread.
+"""Assistants of Gemma 4: small models that draft from the hidden states of their target. An assistant has no keys and
+values of its own, but attends to the target's. Owner: the engine thread.
 
-Read in this order: the target's keys and values, the network, the drafts, loading.
-"""
+The module has four parts, in this order: the target's keys and values, the network, the drafts, loading."""
 
 import runner.process.lean_mlx_lm  # noqa: F401  # isort: skip  # before anything of mlx_lm is imported
 
@@ -39,29 +38,30 @@ from runner.model.weights.parameters import parameters_of
 
 
 class Place(NamedTuple):
-    """The keys and values of one kind of layer that an assistant attends to: those of the last such layer with any."""
+    """The layer of the target to which all layers of one kind of an assistant attend: the last layer of that kind that
+    computes keys and values."""
 
     layer: int
-    """The place of the layer among the caches of the target."""
+    """The index of the layer's cache among the target's caches."""
     heads: int
     width: int
     """The width of a head."""
 
 
 class Shared(NamedTuple):
-    """Keys and values [B, heads, tokens, width] for the attention of Gemma 4's layers in place of its own, in any
-    order, since the keys have been rotated to their places."""
+    """The target's keys and values [B, heads, tokens, width], to which the layers of an assistant attend. The tokens
+    may be in any order, since the keys are already rotated to their places."""
 
     keys: mx.array | None
     values: mx.array | None
     mask: mx.array | None = None
-    """True for the tokens that each row sees, bool [B, 1, 1, tokens]; None if it sees all."""
+    """True for each token that a row sees, bool [B, 1, 1, tokens]; None if each row sees all tokens."""
     cache: object = None
-    """The cache that the attention asks for packed keys and values; None if they are plain."""
+    """A cache that returns packed keys and values to the attention; None if `keys` and `values` are plain."""
 
 
 class PackedCache(Protocol):
-    """A cache of keys and values in a few bits. Its `bits` show it to mlx-lm's attention, too."""
+    """A cache of keys and values in a few bits. mlx-lm's attention recognises such a cache by `bits`, too."""
 
     bits: object
     group_size: int
@@ -70,7 +70,7 @@ class PackedCache(Protocol):
 
 
 class _Packed:
-    """Packed keys and values that an attention takes for its own cache."""
+    """A stand-in for a layer's own cache: returns the packed keys and values of the target's layer, and adds none."""
 
     def __init__(self, cache: PackedCache) -> None:
         self.bits = cache.bits
@@ -82,8 +82,8 @@ class _Packed:
 
 
 def places_of(target: Module) -> dict[str, Place]:
-    """Returns the places by kind of layer. Raises ModelError if the target, which may be made of placeholders, is no
-    Gemma 4."""
+    """Returns the `Place` of each kind of layer of the target, by its kind. The target may be made of placeholders.
+    Raises ModelError if the target is no Gemma 4."""
     text = target.language_model if isinstance(target, gemma4.Model) else target
     if not isinstance(text, gemma4_text.Model):
         raise ModelError(f"it drafts for Gemma 4, not for {type(target).__module__.rpartition('.')[2]}")
@@ -98,8 +98,8 @@ def places_of(target: Module) -> dict[str, Place]:
 def read_shared(
     places: Mapping[str, Place], kinds: Iterable[str], layers: Sequence[object], rows: Sequence[int] = (0,)
 ) -> dict[str, Shared]:
-    """Returns the keys and values of these kinds and rows. Release them before the next forward of the target, in which
-    MLX would copy them. Raises TypeError for a cache that Gemma 4 does not have."""
+    """Returns the target's keys and values of these kinds and rows, by kind. Release them before the target's next
+    forward, else MLX copies them there. Raises TypeError for a cache of a type that Gemma 4 does not have."""
     return {kind: _shared(layers[places[kind].layer], rows) for kind in kinds}
 
 
@@ -117,13 +117,14 @@ def _shared(cache: object, rows: Sequence[int]) -> Shared:
 
 
 def _length(cache: object, row: int) -> object:
-    """Returns the number of tokens that a cache has seen of a row; any other value if it does not count them."""
+    """Returns the number of a row's tokens that a cache has seen, or anything else if the cache does not count them."""
     return cache.lengths[row] if isinstance(cache, KVRows) else getattr(cache, "offset", None)
 
 
 def _window(ring: RotatingKVCache) -> tuple[int, int]:
-    """Returns the start and the end of the last `max_size` tokens in the buffers. A full ring has exactly these. Before
-    that, the buffers have room at their end; after a forward of several tokens, older ones at their start."""
+    """Returns the start and the end of the last `max_size` tokens in the ring's buffers. The buffers of a full ring
+    hold exactly these tokens. Buffers that still grow have free room at their end. After a forward over several tokens,
+    the buffers also hold older tokens at their start."""
     length = cast("mx.array", ring.keys).shape[-2]
     if length == ring.max_size < ring.offset:
         return 0, length
@@ -131,22 +132,22 @@ def _window(ring: RotatingKVCache) -> tuple[int, int]:
 
 
 class AssistantSizes(NamedTuple):
-    """The sizes of an assistant in `config.json`, beside those of its text model."""
+    """The sizes in an assistant's `config.json` that its text model's `ModelArgs` lack."""
 
     backbone: int
     """The width of the target's hidden states."""
     centroids: int
-    """The number of groups of tokens; 0 if every token is scored."""
+    """The number of groups into which the vocabulary is divided; 0 if every token is scored."""
     chosen: int
-    """The number of groups whose tokens are scored."""
+    """The number of groups whose tokens are scored in a step."""
 
 
 class AssistantModule(Module):
-    """Layers of Gemma 4 without keys and values between two projections: from the row of a token and the hidden state
-    before it, and to the hidden state for the next draft."""
+    """The network of an assistant: layers of Gemma 4 without keys and values. The first projection joins the embedding
+    of a token and the hidden state before that token; the last projection makes the hidden state for the next draft."""
 
     def __init__(self, args: ModelArgs, sizes: AssistantSizes, *, tied: bool) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's `__init__` is not typed
         width = args.hidden_size
         self.pre_projection = Linear(2 * sizes.backbone, width, bias=False)
         self.post_projection = Linear(width, sizes.backbone, bias=False)
@@ -159,8 +160,8 @@ class AssistantModule(Module):
     def __call__(
         self, embedded: mx.array, hidden: mx.array, shared: Mapping[str, Shared], positions: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Maps the scaled row of a token and the hidden state before it, [B, 1, D] each, to the lazy logits [B, 1, V]
-        of the next token and a hidden state for it [B, 1, D]. Attends to `shared` from these `positions`, int [B]."""
+        """Maps the scaled embedding of a token and the hidden state before that token, [B, 1, D] each, to the lazy
+        logits [B, 1, V] and the hidden state [B, 1, D] of the next draft. The queries stand at `positions`, int [B]."""
         x = self.pre_projection(mx.concatenate([embedded, hidden], axis=-1))
         for layer in self.model.layers:
             keys, values, mask, cache = shared[layer.layer_type]
@@ -181,18 +182,18 @@ class _Body(Module):
 
 
 class _Groups(Module):
-    """Scores only the tokens of the most promising groups."""
+    """The output layer of an assistant that scores only the tokens of the most promising groups."""
 
     def __init__(self, width: int, vocab_size: int, sizes: AssistantSizes) -> None:
         Module.__init__(self)
         self.centroids = Linear(width, sizes.centroids, bias=False)
         self.token_ordering = mx.arange(vocab_size)
-        """All tokens, group by group."""
+        """The ids of all tokens, group by group."""
         self._sizes = sizes
 
     def __call__(self, x: mx.array, table: Embedding) -> mx.array:
-        """Maps hidden states [B, 1, W] to logits [B, 1, V], given the table of all tokens. Tokens of other groups have
-        -inf."""
+        """Maps hidden states [B, 1, W] to logits [B, 1, V]; `table` has the embeddings of all tokens. Tokens outside of
+        the chosen groups get -inf."""
         chosen = mx.argpartition(self.centroids(x), kth=-self._sizes.chosen, axis=-1)[..., -self._sizes.chosen :]
         tokens = self.token_ordering.reshape(self._sizes.centroids, -1)[chosen].flatten(-2)  # [B, 1, tokens]
         scores = (table(tokens) @ x[..., None]).squeeze(-1)
@@ -207,7 +208,7 @@ class Assistant(NamedTuple):
     target: Target
     places: Mapping[str, Place]
     kinds: frozenset[str]
-    """The kinds of its layers."""
+    """The kinds of the assistant's layers."""
     suppressed: tuple[int, ...] = ()
     """Tokens that must never be chosen."""
 
@@ -215,17 +216,15 @@ class Assistant(NamedTuple):
         self, tokens: mx.array, hidden: mx.array, shared: Mapping[str, Shared], positions: mx.array
     ) -> tuple[mx.array, mx.array]:
         """Returns the lazy logits [B, 1, V] of the token after `tokens` [B, 1], and the hidden state [B, 1, D] for the
-        next step. `hidden` is the state before `tokens`; the rest is as in `AssistantModule`."""
+        next step. `hidden` is the state before `tokens`; `shared` and `positions` are as in `AssistantModule`."""
         logits, after = self.module(self.target.embed(tokens), hidden, shared, positions)
         return without(self.suppressed, logits), after
 
 
 class AssistantDrafter(HiddenStateDrafter[SeenText]):
-    """Drafts after the last tokens of answers, from the hidden states before them and the target's keys and values.
-
-    All drafts attend from the last place that the target has computed, as assistants are trained. Owner: the engine
-    thread.
-    """
+    """Drafts with an assistant, from the hidden state before the last token of each answer, and from the target's keys
+    and values. The queries of all drafts stand at the last position that the target has computed, since assistants are
+    trained in this way. Owner: the engine thread."""
 
     def __init__(self, name: str, assistant: Assistant) -> None:
         super().__init__(name, [assistant.target.norm], self.longest_forward, SeenText)
@@ -273,9 +272,9 @@ _FAMILY = Family(
     required=("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size"),
     defaults={"head_dim": 256},
 )
-"""The text model of Gemma 4, whose layers an assistant has."""
+"""The text model of Gemma 4: an assistant is made of its layers."""
 _LEFTOVERS = re.compile(r"model\.layers\.\d+\.self_attn\.(?:[kv]_proj|k_norm)\.")
-"""The tensors for keys and values, which no assistant computes."""
+"""The names of tensors that compute keys and values. Some packages have them, but no assistant uses them."""
 _BACKBONE = "backbone_hidden_size"
 _CENTROIDS = {"num_centroids": 2048, "centroid_intermediate_top_k": 32}
 _ORDERING = "masked_embedding.token_ordering"
@@ -287,7 +286,7 @@ def is_assistant(architecture: str, config: Config) -> bool:
 
 
 def open_assistant(checkpoint: ModelCheckpoint) -> OpenedModel:
-    """Interprets the checkpoint of an assistant. Raises ModelError."""
+    """Interprets the headers of an assistant. Raises ModelError if they make no assistant."""
     opened = open_checkpoint(checkpoint, family=_FAMILY)
     tensors = {name: tensor for name, tensor in opened.tensors.items() if not _LEFTOVERS.match(name)}
     if not _is_tied(opened):
@@ -298,12 +297,12 @@ def open_assistant(checkpoint: ModelCheckpoint) -> OpenedModel:
 
 
 def _is_tied(opened: OpenedModel) -> bool:
-    """Returns True if an assistant scores tokens with its table of embeddings. It has no other use for the table."""
+    """Returns True if an assistant scores tokens with its table of embeddings. Without that, the table is unused."""
     return text_config(opened.module_config, opened.family).get("tie_word_embeddings") is True
 
 
 def _kinds_of(opened: OpenedModel) -> list[str]:
-    """Returns the kind of each layer of an assistant. Raises ModelError if `config.json` lacks it."""
+    """Returns the kind of each layer of an assistant. Raises ModelError unless `config.json` names them all."""
     text = text_config(opened.module_config, opened.family)
     kinds, count = text.get("layer_types"), text.get("num_hidden_layers")
     if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(kind, str) for kind in kinds):
@@ -312,7 +311,7 @@ def _kinds_of(opened: OpenedModel) -> list[str]:
 
 
 def _sizes_of(opened: OpenedModel) -> AssistantSizes:
-    """Returns the sizes of an assistant. Raises ModelError for senseless sizes."""
+    """Returns the sizes of an assistant. Raises ModelError for sizes that are invalid or contradict each other."""
     config = opened.config
     backbone = size(config, _BACKBONE)
     if config.get("use_ordered_embeddings") is not True:
@@ -327,7 +326,7 @@ def _sizes_of(opened: OpenedModel) -> AssistantSizes:
 
 
 def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedModel) -> None:
-    """Raises ModelError unless an assistant fits the target, which may be made of placeholders."""
+    """Raises ModelError unless an assistant fits the target. `loaded` is the target; it may be made of placeholders."""
     rehearsed, places = _assembled(opened, placeholders(opened)), places_of(loaded.module)
     width = cast("int", target_of(loaded).norm["weight"].shape[0])
     backbone = _sizes_of(opened).backbone
@@ -352,11 +351,10 @@ def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedMode
 def load_assistant(
     opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> AssistantDrafter:
-    """Loads an assistant that `check_assistant` has accepted for a loaded target. Raises ModelError, and the errors of
-    the first forward.
+    """Loads an assistant for the target `loaded`, for which `check_assistant` must have accepted it. Raises ModelError,
+    and the errors of the first forward.
 
-    `dtype` is as for `weights.loading.load`, and `budget_bytes` the rest of the budget.
-    """
+    `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left."""
     module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)
     kinds = frozenset(_kinds_of(opened))
@@ -366,20 +364,20 @@ def load_assistant(
 
 
 def plan_assistant(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[AssistantModule, DtypePlan]:
-    """Returns an assistant made of placeholders, and the types of its weights. Raises ModelError if a tensor does not
-    fit, or the weights exceed the budget."""
+    """Returns the assistant made of placeholders, and the types of its weights. Raises ModelError if a tensor does not
+    fit, or if the weights exceed `budget_bytes`."""
     return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantModule:
-    """Builds the module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
+    """Builds the assistant's module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
     return assemble_part(opened, lambda weights: (_built(opened), weights), arrays)
 
 
 def _built(opened: OpenedModel) -> AssistantModule:
     text = text_config(opened.module_config, opened.family)
     layers = len(_kinds_of(opened))
-    # No layer of an assistant has keys and values, experts, or inputs of its own.
+    # No layer of an assistant computes keys and values, has experts, or takes an input of its own.
     fixed = {"num_kv_shared_layers": layers, "hidden_size_per_layer_input": 0, "enable_moe_block": False}
     try:
         return AssistantModule(ModelArgs.from_dict({**text, **fixed}), _sizes_of(opened), tied=_is_tied(opened))
@@ -388,14 +386,14 @@ def _built(opened: OpenedModel) -> AssistantModule:
 
 
 def _check_ordering(module: AssistantModule) -> None:
-    """Raises ModelError unless each token is in one group, since MLX does not check places."""
+    """Raises ModelError unless each token is in exactly one group: MLX does not check the indices that it writes to."""
     ordering = parameters_of(module).get(_ORDERING)
     if ordering is not None and not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size)).item():
         raise ModelError(f"tensor {_ORDERING} must list each token once")
 
 
 def _dummy_step(assistant: Assistant) -> tuple[mx.array, mx.array]:
-    """Returns the logits and the state of one step, since MLX refuses some layers only when they compute."""
+    """Returns the lazy results of a step with zeros. Computing them shows if MLX refuses one of the layers."""
     tokens = mx.zeros((1, 1), mx.uint32)
     hidden = assistant.target.embed(tokens)
     shared = {

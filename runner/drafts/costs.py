@@ -1,4 +1,4 @@
-"""The time of rounds by their rows, and of drafting by its tokens, measured while they happen. Pure."""
+"""Averages of measured times: of rounds, by their number of rows; of drafting by a model, by its tokens. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,19 +6,19 @@ from math import ceil
 
 MOST_ROWS = 64
 """The most rows of a round over several answers."""
-_LEAST_WEIGHT = 0.05  # of the latest round in an average; the first rounds weigh more
-_COMMON_WEIGHT = 0.1  # of the latest round in all averages, since a machine becomes slower for all lengths
-_SURE = 4  # the rounds of one length after which it changes the other lengths
-_MOST_CHANGE = 0.5  # of an average by one round, times these weights
-_PADDING = 0.1  # the cost of a row of skipped padding, as a share of other rows
-_FIRST_PATIENCE, _MOST_PATIENCE = 32, 1024  # the plain steps after which the times of rounds are forgotten
-_STREAK = 16  # after this many rounds that pay, the next ones are tried again soon
-_FIRST_SHARE = 0.2  # the assumed time of a model for its first token, in plain steps
-_EACH = 0.5  # the assumed time of each further token, in first tokens
+_LEAST_WEIGHT = 0.05  # the weight of the latest round in the average of its length; the first rounds weigh more
+_COMMON_WEIGHT = 0.1  # the latest round's weight in the averages of all lengths: a slower machine slows all of them
+_SURE = 4  # a length changes the averages of other lengths after more rounds than this
+_MOST_CHANGE = 0.5  # the most relative change of an average by one round, before it is multiplied by a weight
+_PADDING = 0.1  # the cost of a row of skipped padding, as a share of the cost of another row
+_FIRST_PATIENCE, _MOST_PATIENCE = 32, 1024  # the first and the most plain steps until times of rounds are forgotten
+_STREAK = 16  # if rounds outnumber plain steps by this many, the patience becomes the first one again
+_FIRST_SHARE = 0.2  # the assumed time in which a model drafts one token, as a share of a plain step
+_EACH = 0.5  # the assumed time of each further token, as a share of the first token's
 
 
 class DraftCost:
-    """The average time in which a model drafts 1 token, 2 tokens, and so on. Owner: the engine thread."""
+    """The average time in which a model drafts 1 token, 2 tokens, ... Owner: the engine thread."""
 
     def __init__(self, most: int) -> None:
         """`most` is the length of the longest draft."""
@@ -27,8 +27,8 @@ class DraftCost:
         self._began = False
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Records the time of `tokens` drafts, at least one. Ignores the first time, which may be several times as long
-        as any other."""
+        """Records the time in which the model made `tokens` drafts, at least one. Ignores the first recorded time: it
+        may be several times as long as any later one."""
         if not self._began:
             self._began = True
             return
@@ -37,31 +37,31 @@ class DraftCost:
         self._known.record(tokens, seconds)
 
     def curve(self, step_s: float) -> Sequence[float]:
-        """Returns the seconds for no token, one, two, and so on. Before any is recorded, these are shares of a plain
-        step, which takes `step_s`."""
+        """Returns the seconds for 0 tokens, 1 token, 2 tokens, ... While nothing is recorded, these are assumed shares
+        of `step_s`, the seconds of a plain step."""
         if self._known is None:
             return [step_s * _FIRST_SHARE * tokens for tokens in range(self._most + 1)]
         return [0.0, *self._known.curve()]
 
 
 class RoundCosts:
-    """The average time of rounds for each number of rows and each power of two of the context.
+    """The average time of rounds for each number of rows and each power of two of the context's length.
 
-    The cost of rows that never ran lies between their neighbours', in proportion to the curve of the nearest known
-    context, or to the first curve. After some time without rounds, all but plain steps is forgotten, ever more rarely:
-    else a few rounds that were slow for another reason would prevent all others. Owner: the engine thread.
-    """
+    The cost of a number of rows that never ran is interpolated between measured ones, in the shape of the curve of the
+    nearest known context, or of the first curve. After many plain steps without rounds, all averages but those of plain
+    steps are forgotten: else a few rounds that were slow by accident would prevent all later rounds. The number of
+    plain steps until then doubles each time. Owner: the engine thread."""
 
     def __init__(self, first: Sequence[float]) -> None:
-        """`first` has the relative costs of 1 row, 2 rows, and so on before any is measured."""
+        """`first` has the relative costs of 1 row, 2 rows, ..., which count until costs are measured."""
         self._first = first
         self._contexts: dict[int, _Context] = {}
-        self._plain = 0  # plain steps, less the rounds among them
+        self._plain = 0  # the number of plain steps minus the number of rounds, at least -_STREAK
         self._patience = _FIRST_PATIENCE
 
     def record(self, rows: float, seconds: float, context_tokens: int) -> None:
-        """Records the time of a round of `rows` rows, a mean, after `context_tokens` tokens. Ignores a round of more
-        rows than there are costs: something other than drafts has lengthened it."""
+        """Records the time of a round after `context_tokens` tokens. `rows` is the mean number of rows of an answer.
+        Ignores a round of more rows than `first` has costs: something other than drafts has lengthened it."""
         if rows > len(self._first):
             return
         key = context_tokens.bit_length()
@@ -78,15 +78,15 @@ class RoundCosts:
 
     @property
     def known(self) -> bool:
-        """True if costs are seconds."""
+        """True if a time has been recorded. Then costs are seconds."""
         return bool(self._contexts)
 
     def curve(self, context_tokens: int) -> Sequence[float]:
-        """Returns the costs of 1 row, 2 rows, and so on, in seconds if they are `known`, else in plain steps."""
+        """Returns the costs of 1 row, 2 rows, ..., in seconds if they are `known`, else in plain steps."""
         return self._nearest(context_tokens).curve() if self._contexts else self._first
 
     def plain_s(self, context_tokens: int) -> float:
-        """Returns the seconds of a plain step, the first value of `curve`, once costs are known. Takes less time."""
+        """Returns only the first value of `curve`: the seconds of a plain step. Costs must be `known`."""
         return self._nearest(context_tokens).plain_s()
 
     def _nearest(self, context_tokens: int) -> "_Context":
@@ -97,17 +97,17 @@ class RoundCosts:
 
 
 class _Context:
-    """The costs at one power of two of the context."""
+    """The costs of rounds for contexts of about one length, or of drafting."""
 
     def __init__(self, shape: Sequence[float]) -> None:
-        """`shape` has the relative costs of rows that are not measured."""
+        """`shape` has the relative costs of 1 row, 2 rows, ...; it gives the proportions of costs that are unknown."""
         self._shape = shape
         self._known: dict[int, float] = {}
         self._counts: dict[int, float] = {}
         self._curve: Sequence[float] = ()
 
     def record(self, rows: float, seconds: float) -> None:
-        """Records the time of a round. A mean number of rows counts for the next whole number, by its fraction."""
+        """Records the time of a round. A fractional number of rows counts for the number above it, by the fraction."""
         above = ceil(rows)
         if rows == 1 and 1 in self._known:  # the usual case, and the cheapest
             expected = average = self._known[1]
@@ -129,7 +129,7 @@ class _Context:
         self._curve = ()
 
     def forget(self, shape: Sequence[float]) -> None:
-        """Forgets all but plain steps."""
+        """Forgets all costs but the plain step's, and takes a new `shape`."""
         self._known, self._counts = {1: self.plain_s()}, {1: self._counts.get(1, 0)}
         self._shape, self._curve = shape, ()
 
@@ -148,12 +148,13 @@ class _Context:
 
 
 def rows_of(asked: float, padded: float) -> float:
-    """Returns the number of rows without padding that cost as much as `padded` rows of which `asked` are no padding."""
+    """Returns the number of rows without padding that cost as much as `padded` rows, of which only `asked` are asked
+    for and the others are skipped padding."""
     return asked + _PADDING * (padded - asked)
 
 
 def cost_of(curve: Sequence[float], rows: float) -> float:
-    """Returns the cost of a mean number of rows, at least 1: on a straight line between those of whole numbers."""
+    """Returns the cost of a fractional number of rows, at least 1. `curve` has the costs of 1 row, 2 rows, ..."""
     below = int(rows)
     if below == rows:
         return curve[below - 1]
@@ -161,7 +162,8 @@ def cost_of(curve: Sequence[float], rows: float) -> float:
 
 
 def _between(known: dict[int, float], most: int) -> list[float]:
-    """Returns the values of 1 to `most` rows: the known ones, straight lines between them, and the last one beyond."""
+    """Returns the values for 1 to `most` rows: known values, straight lines between them, and the first and the last
+    known value outside of them."""
     rows = sorted(known)
     values = [known[rows[0]]] * rows[0]
     for left, right in pairwise(rows):
@@ -173,4 +175,4 @@ def _between(known: dict[int, float], most: int) -> list[float]:
 
 CPU_COSTS: Sequence[float] = _between({1: 1.0, 2: 1.15, 4: 1.5, 8: 2.4, 16: 3.5, 32: 5.9, 64: 10.0}, MOST_ROWS)
 GPU_COSTS: Sequence[float] = [1 + 0.12 * index for index in range(MOST_ROWS)]
-"""The costs of rounds of 1 to `MOST_ROWS` rows on a CPU and on a GPU, in plain steps, before any is measured."""
+"""The assumed costs of rounds of 1 to `MOST_ROWS` rows on a CPU and on a GPU, in plain steps, until times are known."""

@@ -1,8 +1,7 @@
-"""The drafts for the answers of an engine, from known text or by a model, if they pay.
+"""The drafts for the answers of an engine, from known text or by a model, if drafts pay.
 
-All answers share a `Drafting`: the policy, the speed checks, earlier answers, and the model that drafts. Each answer
-has an `AnswerDrafter`.
-"""
+All answers share one `Drafting`. It owns the policy, the speed checks, the ring of earlier answers, and the model that
+drafts. Each answer has an `AnswerDrafter`, which owns the lookup in known text."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,22 +23,22 @@ if TYPE_CHECKING:
     from runner.sampling.sampler import Sampler
 
 log = Log(__name__)
-_LOOK_WEIGHT = 1 / 8  # of the latest look in the average of what one takes
+_LOOK_WEIGHT = 1 / 8  # the weight of the latest look in the average time of a look
 _INDEX_TOKENS = 512
-"""The tokens of earlier answers that are indexed beside a step: half a millisecond."""
+"""The tokens of earlier answers that are indexed in each step that looks: this lasts half a millisecond."""
 _VAIN_LOOKS, _RAREST = 8, 4
-"""After 8 looks without a right draft an answer looks only in every second step, after 8 more in every fourth, and so
-on to every sixteenth, but no more rarely than `_LOOK_SHARE` requires."""
+"""After 8 looks without a right draft an answer looks only in every second step, after 8 more in every fourth, down to
+every sixteenth (2 ** 4). It looks more often if looks then still stay below `_LOOK_SHARE`."""
 _LOOK_SHARE = 0.005
-"""The share of looks in vain in the time of plain steps. A look takes 0.2 to 1 ms right after a forward."""
+"""The most time that unsuccessful looks may add, as a share of plain steps. A look lasts 0.2 to 1 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
-"""The tokens of plain steps in a window of the speed check, and the fewest steps of a window."""
+"""The tokens that the plain steps of one window of a speed check yield, and the least number of its steps."""
 _EARLIER_TOKENS = 1 << 18
-"""The most tokens of all earlier answers together, at 20 bytes each."""
+"""The most tokens that the ring of earlier answers keeps, at 20 bytes each."""
 
 
 class DraftedAnswer(NamedTuple):
-    """An answer of a forward that may have drafts."""
+    """An answer that may have drafts in the next forward."""
 
     drafter: "AnswerDrafter"
     session: Session
@@ -47,91 +46,91 @@ class DraftedAnswer(NamedTuple):
     """The most drafts that the answer may have, at least one."""
     sampler: "Sampler"
     row: int
-    """Its row in the forward."""
+    """The answer's row in the forward."""
     position: int
-    """The number of its tokens that the layers of the forward have seen."""
+    """The number of tokens of prompt and answer that the layers have seen before the forward."""
 
 
 class DraftedStep(NamedTuple):
     """A step that may have drafts."""
 
     answers: Sequence[DraftedAnswer]
-    """Its answers that may have drafts, at least one."""
+    """The answers that may have drafts, at least one."""
     together: int
-    """The number of all its answers."""
+    """The number of all answers in the step."""
     limit: StepLimit = UNLIMITED
     layers: Sequence[object] = ()
-    """The layers of its forward."""
+    """The layers with which the answering model computes the step."""
 
     @property
     def context_tokens(self) -> int:
-        """The tokens of the longest of `answers`, with its prompt."""
+        """The number of tokens of the longest of `answers`, with the tokens of its prompt."""
         return max(len(each.session.recorded) for each in self.answers)
 
 
 class StepTime(NamedTuple):
-    """The time of a step."""
+    """The measured time of a step."""
 
     seconds: float
     tokens: int
-    """The tokens that it brought to all answers."""
+    """The number of tokens that the step yielded, of all answers."""
     together: int
-    """The number of its answers."""
+    """The number of answers in the step."""
     length: int
-    """The positions of each answer in its forward, with padding; 0 without a forward, -1 with several."""
+    """The rows of each answer in the step's forward, with padding; 0 if it had no forward, -1 if it had several."""
     asked: float
-    """The mean positions of an answer without padding, if padding is skipped; else `length`."""
+    """The mean rows of an answer without padding, if the forward skipped padding; else those of the latest forward."""
     steps: int = 1
-    """The number of steps since the last record, this one included; the others were plain."""
+    """The number of steps since the last record, with this one. All but this one were plain."""
 
 
 class DraftModel(Protocol):
     """A model that drafts for the answers of a forward. Owner: the engine thread.
 
-    The `recorded` tokens of a session are its prompt and the answer so far. A model without a context of its own drafts
-    from the layers of the answers' model. An exception of a method ends the use of the drafting model, but no answer.
+    The `recorded` tokens of a session are the prompt and the answer so far. A drafting model without a context of its
+    own reads the answering model's layers. If a method raises an exception, answers go on without the drafting model.
     """
 
     name: str
     at_once: bool
-    """True if it takes as long for many drafts as for one."""
+    """True if the model makes many drafts in the time of one."""
     most_together: int
-    """The most answers for which it drafts."""
+    """The most answers for which the model drafts in one step."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all but the weights."""
+        """The bytes that the model holds now beside its weights."""
         ...
 
     def most_bytes(self, answers: int) -> int:
-        """Returns the most bytes that all but the weights may take for this many answers."""
+        """Returns the most bytes that the model can hold beside its weights for this many answers."""
         ...
 
     def watch(self, forward: "Forward") -> "Forward":
-        """Wraps the forward of the answers' model, if this model drafts from its results."""
+        """Returns the answering model's `forward`, wrapped if the drafting model takes hidden states from it."""
         ...
 
     def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
-        """Reads a part of a text of which the model has too little to draft. Returns False if it had enough of any
-        text.
+        """Reads a part of the texts that the model must know better before it can draft. Returns True if it can draft
+        for none of them yet, so that `propose` would be useless.
 
-        A part takes no longer than a short slice of a prompt. `briefly` asks for no more than a single try is worth.
-        """
+        A part lasts no longer than a short slice of a prompt. With `briefly`, fewer tokens of a text are read: enough
+        for a single try."""
         ...
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
-        """Returns for each answer at most about `most` tokens that may come next, drawn as its sampler would draw them,
-        or none if the model has read too little of its text. Changes no sampler. `layers` belong to the answers' model.
-        Called after `read_texts` has returned False."""
+        """Returns for each answer about `most` tokens or fewer that may come next, drawn as the answer's sampler would
+        draw them; none if the model has read too little of the text. Changes no sampler. `layers` are the answering
+        model's. Call it after `read_texts` has returned False."""
         ...
 
     def free(self) -> None:
-        """Forgets all texts, and frees everything but the weights."""
+        """Forgets all texts, and frees all memory but that of the weights."""
         ...
 
 
 class Drafting:
-    """Drafts for all answers of an engine, and learns from them. Owner: the engine thread."""
+    """Finds drafts for all answers of an engine, and learns which of them pay. Owner: the engine thread."""
 
     def __init__(
         self,
@@ -142,33 +141,34 @@ class Drafting:
         clock: Callable[[], float] = monotonic,
         step_s: Callable[[float], float] = float,
     ) -> None:
-        """Drafts nothing if `undraftable` gives a reason. Answers under different salts share no text. The `model`
-        drafts for answers without known text. `clock` and `step_s` come from the sources."""
+        """`undraftable` is the reason why nothing may be drafted, if there is one. Answers under different salts share
+        no text. The `model` drafts for answers without known text. `clock` and `step_s` are those of `Parts`."""
         self.policy = policy
         self.salt = salt
         self.undraftable = undraftable
         self.model = model
         self.clock = clock
         self.step_s = step_s
-        # Learned from all answers.
+        # State that outlives a step, from all answers.
         self.ring = Ring(_EARLIER_TOKENS)
         self._speeds: dict[tuple[int, bool], SpeedCheck] = {}
         self._model_fault = ""
         self.latest: list[AnswerDrafter] = []
-        """The drafters of the latest step. The model drafts for answers that continue together, not in turns."""
-        self._together = 1  # the answers of that step
+        """The drafters of the latest step. The model drafts only for a step with one of them: batches that take turns
+        get no drafts of the model."""
+        self._together = 1  # the number of answers in the latest step
         self.rarest = _RAREST
-        """Looks in vain become as rare as one in 2 ** `rarest` steps."""
+        """After many unsuccessful looks an answer still looks in one of 2 ** `rarest` steps."""
         self._look_s = 0.0  # the average time to look for known text and to choose from it
-        self._looked_s = 0.0  # the latest such time
+        self._looked_s = 0.0  # the latest time to look and to choose
         self._wanted = 0  # the number of tokens that the model should draft next
         self.measuring = 0
-        """The number of next steps to record: steps with drafts at hand, and the step after them."""
+        """The number of coming steps whose times are recorded: a step with drafts at hand, and the step after it."""
         # Of the present step.
-        self._model_offered = False  # the step could have tried drafts of the model
-        self._model_worked = False  # the model has worked for the step, or the step waits for it
+        self._model_offered = False  # drafts of the model would pay in this step
+        self._model_worked = False  # the model has read or drafted in this step, or the step waits for its drafts
         self.model_s = 0.0
-        """The time that the model took."""
+        """The seconds that the model has worked in this step."""
         # Since the start.
         self._rounds = 0
         self._drafted: dict[str, int] = dict.fromkeys(SOURCES, 0)
@@ -178,8 +178,8 @@ class Drafting:
         return AnswerDrafter(self, prompt)
 
     def speed(self, together: int, *, by_model: bool = False) -> SpeedCheck:
-        """Returns the check that compares plain steps of about this many answers with steps that draft known text or,
-        `by_model`, with steps in which the model drafts."""
+        """Returns the speed check for steps of about this many answers. It compares plain steps with steps that draft
+        known text; with `by_model`, it compares them with steps in which the model drafts."""
         key = (together - 1).bit_length(), by_model
         if key not in self._speeds:
             self._speeds[key] = SpeedCheck(max(_LEAST_WINDOW, _WINDOW // together))
@@ -188,9 +188,8 @@ class Drafting:
         return self._speeds[key]
 
     def look(self, answers: Sequence[tuple["AnswerDrafter", Session]], step: int) -> bool:
-        """Looks for known text for the answers of a forward whose drafters look in this step. Returns False if there is
-        neither text nor a model that drafts: the usual and cheap case if no text repeats. Call it before `expects` or
-        `propose`."""
+        """Has the drafters of these answers look for known text in step number `step`. Returns False if there is
+        neither text nor a model that drafts. Call it in each step before `expects` or `propose`."""
         if self.model is not None:
             self.measuring = 2
         if self.undraftable:
@@ -203,21 +202,21 @@ class Drafting:
         return any(found) or self.model is not None
 
     def expects(self, step: DraftedStep) -> bool:
-        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet. Then
-        nothing is dispatched before the round."""
+        """Returns True if the next step should be a round. Called while the tokens of this step are drawn but not yet
+        read. If True, the caller dispatches no other forward before the round."""
         started = self.clock()
         chosen = self._choose(step, ahead=1)
         self._looked_s += self.clock() - started
         return chosen or self._model_length(step) > 0
 
     def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow the recorded ones, from known text or else by the model."""
+        """Returns for each answer the drafts to try after the recorded tokens: from known text, else by the model."""
         answers = step.answers
         expected = [each.drafter.check_expected(each.session) for each in answers]
         if not any(expected):
             self._choose(step, ahead=0)
         longest = max(len(draft.tokens) if (draft := each.drafter.chosen) is not None else 0 for each in answers)
-        pads = step.together > 1 and longest and not self.policy.skips_padding  # a draft costs no more
+        pads = step.together > 1 and longest and not self.policy.skips_padding  # a draft costs no more than padding
         for each in answers:
             if pads and each.drafter.chosen is None:
                 each.drafter.chosen = each.drafter.find(each.session, min(each.most, longest))
@@ -231,8 +230,8 @@ class Drafting:
         return drafts
 
     def _choose(self, step: DraftedStep, *, ahead: int) -> bool:
-        """Chooses drafts of known text for each answer, of which the first `ahead` tokens are on their way. Returns
-        True if an answer should wait for its draft."""
+        """Chooses a draft of known text for each answer. The first `ahead` tokens of the draft stand for tokens that
+        are drawn but not yet read. Returns True if the next step should be a round, for one of the drafts."""
         answers, together = step.answers, step.together
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
             return False
@@ -252,8 +251,8 @@ class Drafting:
         return any(each.drafter.waits for each in answers)
 
     def _model_length(self, step: DraftedStep) -> int:
-        """Returns the number of tokens that the model should draft now for each answer without known text. If it has
-        too little of each text, it reads a part of one instead, and the result is 0."""
+        """Returns the number of tokens that the model should draft now for each answer without known text. If drafts
+        pay, first has the model read parts of texts. The result is 0 if the model then cannot draft after any text."""
         answers, together = step.answers, step.together
         model, own = self.model, [each.drafter for each in answers]
         if model is None or together > model.most_together:
@@ -273,7 +272,7 @@ class Drafting:
         started = self.clock()
         try:
             reads = model.read_texts(answers, briefly=self._wanted == 1)
-        except Exception as error:  # costs drafts, never the answer
+        except Exception as error:  # the answers go on without drafts of the model
             self._drop_model(model, error)
             reads = True
         self.model_s += self.clock() - started
@@ -281,8 +280,8 @@ class Drafting:
         return 0 if reads else min(self._wanted, padded, max(mosts))
 
     def _model_drafts(self, step: DraftedStep) -> Sequence[Sequence[int]]:
-        """Returns the model's drafts for all answers, so that it follows them all; none if drafts do not pay, or the
-        model has read too little."""
+        """Returns the model's drafts for all answers, even those with known text, so that the model follows all texts.
+        Returns none if drafts do not pay, or if the model has read too little."""
         model, length, answers = self.model, self._model_length(step), step.answers
         drafts: Sequence[Sequence[int]] = [()] * len(answers)
         if model is None or not length:
@@ -290,7 +289,7 @@ class Drafting:
         started = self.clock()
         try:
             drafts = model.propose(answers, step.layers, length)
-        except Exception as error:  # as above
+        except Exception as error:  # the answers go on, as above
             self._drop_model(model, error)
         self._wanted = 0
         seconds = self.clock() - started
@@ -300,7 +299,7 @@ class Drafting:
         return drafts
 
     def record_time(self, drafters: list["AnswerDrafter"], step: StepTime) -> None:
-        """Records the time of a step, given the drafters of its answers."""
+        """Records the time of a step over the answers of `drafters`, and prepares for the next step."""
         context_tokens = max((each.known for each in drafters), default=0)
         rows = max(1, rows_of(step.asked, step.length))
         if step.length == 1:
@@ -314,7 +313,7 @@ class Drafting:
             speed = self.speed(step.together, by_model=True)
             speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
         if drafters != self.latest:
-            self._wanted = 0  # it was for other answers
+            self._wanted = 0  # the number was for other answers
         self.measuring = max(0, self.measuring - 1)
         self.latest, self._together = drafters, step.together
         self._model_offered = self._model_worked = False
@@ -325,14 +324,14 @@ class Drafting:
             each.end_step(slack_s)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
-        """Records that a round tried the first `taken` tokens of a draft, and that the first `right` were right."""
+        """Records that a round tried the first `taken` tokens of a draft, of which the first `right` were right."""
         self.policy.record_outcome(draft, taken, right)
         self._rounds += 1
         self._drafted[draft.source] += taken
         self._accepted[draft.source] += right
 
     def _drop_model(self, model: DraftModel, error: Exception) -> None:
-        """Ends the use of the model, which has raised this error. Call it in the handler."""
+        """Ends the use of the model, which has raised `error`. Call it in the `except` block: it logs the traceback."""
         log.exception("the draft model failed; answers go on without it", model=model.name)
         self._model_fault = f"it failed: {type(error).__name__}"
         for (_, by_model), speed in self._speeds.items():
@@ -354,37 +353,37 @@ class Drafting:
 
 
 class AnswerDrafter:
-    """Drafts for one answer the continuation of matching text. Owner: the engine thread."""
+    """Finds known text for one answer, and holds the draft that its next round tries. Owner: the engine thread."""
 
     def __init__(self, shared: Drafting, prompt: Sequence[int]) -> None:
-        """`prompt` has the keys of the prompt, negative ones for pictures."""
+        """`prompt` has the tokens of the prompt; negative numbers stand for soft tokens."""
         self.shared = shared
         self._lookup = Lookup(prompt, shared.ring, shared.salt)
         self.known = len(prompt)
-        """The number of tokens that the lookup has."""
+        """The number of tokens of prompt and answer that the lookup has."""
         self.slack_s = FIRST_SLACK_S
-        """The seconds by which rounds for other answers may still delay this one."""
+        """The seconds by which rounds for other answers may still delay this answer."""
         self.every = 1
-        """The answer looks for drafts in each step whose number is a multiple of this power of two."""
+        """A power of two: the answer looks for drafts in each step whose number is a multiple of `every`."""
         self.gives_up = False
-        """True once a round had logits that are not numbers. No more drafts are tried."""
-        self._vain = 0  # the looks since a draft was right
-        self._expected: Draft | None = None  # the next round tries it after its first token, which is on its way
+        """True after a round with logits that are NaN or infinite. Then the answer tries no more drafts."""
+        self._vain = 0  # the number of looks since a draft was right
+        self._expected: Draft | None = None  # its first token should be the drawn one; the next round tries the rest
         # Of the present step.
-        self._has_text = False
-        self._on_path = False  # a path of the cache continues all of the text
+        self._has_text = False  # there is known text to draft from
+        self._on_path = False  # a conversation in the prefix cache continues the whole text
         self.chosen: Draft | None = None
-        """The draft to try."""
+        """The draft that the next round tries."""
         self._draft: Draft | None = None  # the draft of the present round
         self.right = 0
         """The number of right drafts in the present round."""
         self.offered = False
-        """True if the answer could have tried a draft of known text."""
+        """True if a draft of known text would pay in this step, even if the speed check rests drafts."""
         self.waits = False
-        """True if nothing was dispatched, for such a draft."""
+        """True if nothing was dispatched ahead, because the next step should try a draft of known text."""
 
     def index(self, tokens: int) -> None:
-        """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
+        """Indexes the next `tokens` tokens of the prompt for the lookup, in about 1 µs a token."""
         self._lookup.index(tokens)
 
     def _looked_in_vain(self, times: int) -> None:
@@ -392,8 +391,8 @@ class AnswerDrafter:
         self.every = 1 << self._vain // _VAIN_LOOKS
 
     def look(self, session: Session, step: int) -> bool:
-        """Takes in the recorded tokens and looks for known text, if this is one of the answer's steps to do so. Returns
-        True if there is some."""
+        """Looks for known text after the recorded tokens, if the number `step` is a multiple of `every`. Returns True
+        if there is known text."""
         self._has_text = step % self.every == 0 and self._finds_text(session)
         return self._has_text
 
@@ -407,17 +406,17 @@ class AnswerDrafter:
         return self._on_path or found or self._expected is not None
 
     def find(self, session: Session, most: int) -> Draft | None:
-        """Returns a draft of known text of at most `most` tokens; None if `look` found none in this step."""
+        """Returns a draft of at most `most` tokens of known text; None if `look` found no text in this step."""
         if not self._has_text:
             return None
         return Draft(session.continuation(most), "path", self.known) if self._on_path else self._lookup.propose(most)
 
     def offer(self, draft: Draft | None, length: int, ahead: int, *, allowed: bool) -> None:
-        """Takes the first `length` tokens of a draft, of which the first `ahead` are on their way, if drafts are
-        `allowed` now."""
+        """Chooses the first `length` tokens of a draft, if the speed check has `allowed` drafts. The first `ahead` of
+        them stand for tokens that are drawn but not yet read."""
         self.offered = draft is not None and length > 0
         if self.offered and not allowed:
-            self._looked_in_vain(self._vain - 1)  # the speed check, which rests drafts, needs this one to count it
+            self._looked_in_vain(self._vain - 1)  # not in vain: the speed check rests drafts, but has to count this one
         taken = draft._replace(tokens=draft.tokens[:length]) if draft is not None and length and allowed else None
         if not ahead:
             self.chosen = taken
@@ -428,8 +427,8 @@ class AnswerDrafter:
             self.every = 1
 
     def check_expected(self, session: Session) -> bool:
-        """Chooses the rest of the expected draft, if its first token is the one that was on its way. Returns True if a
-        draft was expected."""
+        """Chooses the rest of the expected draft, if its first token is the last recorded one. Returns True if a draft
+        was expected, even if its first token was wrong."""
         draft, self._expected = self._expected, None
         if draft is None:
             return False
@@ -440,13 +439,14 @@ class AnswerDrafter:
         return True
 
     def propose(self) -> Sequence[int]:
-        """Returns the tokens of the chosen draft, which the round tries."""
+        """Returns the tokens of the chosen draft, which becomes the draft of the present round."""
         self._draft, self.chosen = self.chosen, None
         self.offered |= self.drafted
         return self._draft.tokens if self._draft is not None else ()
 
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
-        """Records that `right` of the `drafts` of a round were right. Counts a model's drafts in `life`, too."""
+        """Records that the first `right` of the answer's `drafts` in a round were right. Counts a model's drafts in
+        `life`, too."""
         self.right = right
         if right:
             self._looked_in_vain(0)
@@ -458,17 +458,17 @@ class AnswerDrafter:
 
     @property
     def drafted(self) -> bool:
-        """True if the step has tried a draft of known text, or waits for one."""
+        """True if the step has tried a draft of known text, or if the answer `waits`."""
         return (self._draft is not None and self._draft.source != "model") or self.waits
 
     def end_step(self, slack_s: float) -> None:
-        """Ends the step, and sets the slack of the answer in seconds."""
+        """Ends the step. `slack_s` is the answer's slack from now on."""
         self.slack_s = slack_s
         self._draft, self.right = None, 0
         self.offered = self.waits = False
 
     def close(self) -> None:
-        """Keeps the answer for later requests."""
+        """Ends the answer, and adds it to the ring, from which later requests can draft."""
         if self in self.shared.latest:
             self.shared.latest.remove(self)
         self.shared.ring.add(self._lookup.kept(), self.shared.salt)

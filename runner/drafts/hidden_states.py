@@ -1,4 +1,4 @@
-"""Models that draft from hidden states of their target. Owner: the engine thread."""
+"""The base classes of drafters that draft from hidden states of their target. Owner: the engine thread."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from runner.engine.generation import Forward
 from runner.sampling.sampler import preview_draws
 
 MOST_TOGETHER = 8
-"""The most answers for which a model drafts."""
+"""The most answers for which a model drafts in one step."""
 
 
 class _Seen(NamedTuple):
-    """Hidden states of consecutive tokens of a text."""
+    """Hidden states of consecutive tokens of a text, from the token at `start` on."""
 
     start: int
     hidden: mx.array  # [1, L, D]
@@ -37,14 +37,14 @@ class _Seen(NamedTuple):
 
 
 class SeenText:
-    """The hidden states of the last tokens of a text that wait to be read. Owner: the engine thread."""
+    """The hidden states of a text's last tokens, kept until a drafter has read them. Owner: the engine thread."""
 
     def __init__(self) -> None:
-        self._seen: list[_Seen] = []  # without a gap
+        self._seen: list[_Seen] = []  # of consecutive parts of the text
 
     def saw(self, start: int, hidden: mx.array, most_rows: int) -> None:
-        """Takes the lazy hidden states [1, L, D] of the tokens from `start` on, which the target has just seen. They
-        replace earlier ones from there on, whose drafts were wrong. Keeps about the last `most_rows`."""
+        """Adds the lazy hidden states [1, L, D] of the tokens from `start` on, which the target has just seen. Forgets
+        earlier hidden states from `start` on: their tokens were wrong drafts. Keeps about the last `most_rows`."""
         self.go_back(start)
         if self._seen and self._seen[-1].stop != start:
             self._seen = []
@@ -52,21 +52,22 @@ class SeenText:
         if rows > most_rows:
             start, hidden = start + rows - most_rows, hidden[:, -most_rows:]
         if rows > 1:
-            # A part of a prompt may need no logits. If these states stayed lazy, they would keep keys and values of the
-            # target alive, and MLX would copy those in the next forward.
+            # The logits of a prompt's part may never be computed. If its hidden states stayed lazy as well, they would
+            # keep the target's keys and values alive, and MLX would have to copy these in the next forward.
             mx.async_eval(hidden)
         self._seen.append(_Seen(start, hidden))
         while self._seen[-1].stop - self._seen[0].stop >= most_rows:
             del self._seen[0]
 
     def first_waiting(self, stop: int) -> int | None:
-        """Returns the place of the first token whose hidden states wait; None unless all of them up to `stop` do."""
+        """Returns the position of the first token whose hidden states wait to be read. Returns None unless all hidden
+        states from there to `stop` wait."""
         if not self._seen or self._seen[-1].stop < stop or self._seen[0].start >= stop:
             return None
         return self._seen[0].start
 
     def waiting(self, start: int, stop: int) -> mx.array:
-        """Returns the waiting hidden states [1, L, D] of these tokens, which wait on until `skip`."""
+        """Returns the hidden states [1, L, D] of the tokens from `start` to `stop`. Keeps them; `skip` forgets them."""
         parts = [seen.part(start, stop).hidden for seen in self._seen if seen.stop > start and seen.start < stop]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
@@ -75,13 +76,13 @@ class SeenText:
         self._seen = [seen.part(to, seen.stop) for seen in self._seen if seen.stop > to]
 
     def go_back(self, to: int) -> None:
-        """Forgets the tokens of the text from `to` on, since others replace them."""
+        """Forgets the tokens of the text from `to` on, since other tokens replace them."""
         if self._seen and self._seen[-1].stop > to:
             self._seen = [seen.part(0, to) for seen in self._seen if seen.start < to]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the waiting hidden states."""
+        """The bytes of the hidden states that wait to be read."""
         return sum(seen.hidden.nbytes for seen in self._seen)
 
 
@@ -89,35 +90,33 @@ AnyText = TypeVar("AnyText", bound=SeenText)
 
 
 class HiddenStateDrafter(ABC, Generic[AnyText]):
-    """A `DraftModel` that drafts from hidden states of its target. It keeps those of the last tokens of each text until
-    it has read them.
+    """A `DraftModel` that drafts from hidden states of its target. Owner: the engine thread.
 
-    A text need not be followed from its beginning, and may go back: later hidden states replace earlier ones. Owner:
-    the engine thread.
-    """
+    It keeps the hidden states of each text's last tokens until it has read them. It may miss the beginning of a text.
+    A text may go back to an earlier position: later hidden states then replace earlier ones."""
 
     at_once = False
     most_together = MOST_TOGETHER
     longest_forward = 80
-    """The most tokens of a forward of the target that is followed: a step, a round with forced tokens, the rest of a
-    prompt. In longer parts of a prompt more would be computed than the prompt needs."""
+    """The most tokens of a target's forward whose hidden states are kept: of a step, a round with forced tokens, or the
+    rest of a prompt. In longer parts of a prompt this would compute more than the prompt needs."""
 
     def __init__(self, name: str, tapped: Sequence[Module], most_rows: int, make_text: Callable[[], AnyText]) -> None:
-        """Follows the outputs of the modules `tapped`. Keeps the last `most_rows` hidden states of each text until they
-        are read. `make_text` returns a text without any."""
+        """The hidden states are the outputs of the target's modules `tapped`. The last `most_rows` of each text are
+        kept until they are read. `make_text` returns a text without hidden states."""
         self.name = name
         self._make_text = make_text
         self._tap = Tap(tapped, most_rows)
         self._most_rows = most_rows
         self._texts: WeakKeyDictionary[object, AnyText] = WeakKeyDictionary()
-        """The texts by a layer of the target that stands for each, the one that was seen last at the end."""
+        """Layer of the target that stands for a text -> the text. The text that was seen last is at the end."""
 
     @abstractmethod
     def most_bytes(self, answers: int) -> int:
-        """Returns the most bytes that all but the weights may take for this many answers."""
+        """Returns the most bytes that the drafter can hold beside its weights for this many answers."""
 
     def watch(self, forward: Forward) -> Forward:
-        """Wraps the target's `forward`, whose hidden states this drafter takes."""
+        """Returns the target's `forward`, wrapped so that this drafter keeps its hidden states."""
 
         def watched(tokens: mx.array, layers: list[object]) -> mx.array:
             rows = text_rows(layers)
@@ -133,8 +132,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         return watched
 
     def saw(self, layer: object, start: int, hidden: mx.array) -> None:
-        """Takes the lazy hidden states [1, L, D] of the tokens from `start` on, which the target has just seen, for the
-        text that `layer` stands for."""
+        """Adds lazy hidden states [1, L, D], of the tokens from `start` on, to the text for which `layer` stands."""
         text = self._texts.pop(layer, None) or self._make_text()
         self._texts[layer] = text
         if len(self._texts) > self.most_together:
@@ -142,11 +140,11 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         text.saw(start, hidden, self._most_rows)
 
     def text_of(self, answer: DraftedAnswer) -> AnyText | None:
-        """Returns the text of an answer; None if it is not followed."""
+        """Returns the text of an answer; None if no hidden states of the text have been seen."""
         rows = text_rows(answer.session.layers)
         return self._texts.get(rows[0][0]) if rows else None
 
-    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:  # noqa: ARG002  its texts lack nothing
+    def read_texts(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:  # noqa: ARG002  reads while it drafts
         return False
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
@@ -168,8 +166,8 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
 
     @abstractmethod
     def prepare(self, answer: DraftedAnswer, text: AnyText, layers: Sequence[object]) -> bool:
-        """Returns False if too little of an answer's text is known to draft for it. The target has seen all recorded
-        tokens but the last, in `layers`."""
+        """Prepares the text of an answer for `draft`. Returns False if too little of it is known to draft. `layers` are
+        the target's; they must have seen all recorded tokens but the last."""
 
     @abstractmethod
     def draft(
@@ -180,8 +178,8 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         most: int,
         draw: Draw,
     ) -> Sequence[Sequence[int]]:
-        """Returns for each answer at most `most` tokens, at least one, that may follow the recorded ones. Waits for
-        them once. `prepare` has returned True for each answer."""
+        """Returns for each answer 1 to `most` tokens that may follow the recorded ones. Waits for all of them together.
+        `prepare` must have returned True for each answer."""
 
     def free(self) -> None:
         self._texts.clear()
@@ -192,22 +190,22 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
 
 
 class RowText(SeenText):
-    """A text of which a drafter also has keys and values, made of hidden states."""
+    """A text for which a drafter also has keys and values, made of the hidden states that it has read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.start = 0
-        """The first place of the keys and values."""
+        """The position in the text of the first keys and values."""
         self.held = 0
-        """The number of their places."""
+        """The number of positions with keys and values."""
 
     @property
     def at(self) -> int:
-        """The place after them."""
+        """The position after the last keys and values."""
         return self.start + self.held
 
     def begin(self, at: int) -> None:
-        """Forgets the keys and values. The next ones belong to the place `at`."""
+        """Forgets the keys and values. The next keys and values belong to the position `at`."""
         self.start, self.held = at, 0
 
 
@@ -215,8 +213,8 @@ AnyRowText = TypeVar("AnyRowText", bound=RowText)
 
 
 class RowDrafter(HiddenStateDrafter[AnyRowText]):
-    """A drafter whose layers have a row of keys and values for each text of its last drafts. Only certain tokens keep
-    their places there. Owner: the engine thread."""
+    """A drafter whose layers have a row of keys and values for each text for which it drafted last. The keys and values
+    of drafts are removed from the rows again. Owner: the engine thread."""
 
     def __init__(
         self,
@@ -226,14 +224,14 @@ class RowDrafter(HiddenStateDrafter[AnyRowText]):
         make_text: Callable[[], AnyRowText],
         make_layers: Callable[[int], list[KVRows]],
     ) -> None:
-        """`make_layers` returns fresh layers with this many rows."""
+        """`make_layers(n)` returns empty layers with n rows."""
         super().__init__(name, tapped, most_rows, make_text)
         self._make_layers = make_layers
         self._rows: list[AnyRowText] = []
         self._layers: list[KVRows] = []
 
     def turn_to(self, texts: Sequence[AnyRowText]) -> None:
-        """Gives each of these texts its row. Other texts begin anew when they come back."""
+        """Gives each of these texts a row, in this order. Other texts lose their rows and must be read anew."""
         if self._rows == texts:
             return
         for text in self._rows:
@@ -252,7 +250,7 @@ class RowDrafter(HiddenStateDrafter[AnyRowText]):
             layer.filter([rows.index(text) for text in texts])
 
     def stand(self) -> None:
-        """Lets each row end with its certain tokens."""
+        """Removes the keys and values of drafts from the rows: each row ends after the `held` tokens of its text."""
         for layer in self._layers:
             layer.stand([text.held for text in self._rows])
 
@@ -272,16 +270,16 @@ def padded(hidden: mx.array, length: int) -> mx.array:
 
 
 def read_drafts(drafts: Sequence[mx.array]) -> list[list[int]]:
-    """Waits for drafts, uint32 [B] for each place, and returns the drafts of each row."""
+    """Waits for drafted tokens, and returns the tokens of each row. `drafts` has an array uint32 [B] for each place."""
     return cast("list[list[int]]", mx.stack(list(drafts), axis=1).tolist())
 
 
 def text_rows(layers: Sequence[object]) -> Sequence[tuple[object, int]]:
-    """Returns for each row of a target's layers the layer that stands for its text, and the number of tokens that it
-    has seen; nothing if no layer counts its tokens.
+    """Returns for each row of a target's layers the layer that stands for the row's text, and the number of tokens that
+    this layer has seen. The result is empty if no layer counts its tokens.
 
-    Of an answer's own layers, the first one that counts stands for the text; of a batch, the layer whose copy the row
-    is."""
+    If one answer has the layers, the first layer that counts stands for its text. If a batch has them, each of its rows
+    is a copy of an answer's layer, and that layer stands for the text."""
     for layer in layers:
         if isinstance(layer, KVRows):
             sources = [source and source() for source in layer.sources]

@@ -1,7 +1,5 @@
-"""The kinds of models that draft and have weights of their own. Each can be recognised, opened, checked and loaded.
-
-Imported only with such a model.
-"""
+"""The kinds of models that draft and come in packages of their own. Each kind has functions that recognise, open, check
+and load a model. Import this module only if there is such a model, since it imports the modules of all kinds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,14 +23,14 @@ from runner.model.weights.loading import LoadedModel
 from runner.tokenizer import Tokenizer, open_tokenizer
 
 _FILE = "tokenizer.json"
-_MOST_MORE = 512  # tokens that models of one family may add to a common vocabulary
+_MOST_MORE = 512  # the most tokens by which the vocabularies of two models of one family may differ in length
 
 
 def check_vocabulary(draft: OpenedModel, target: OpenedModel, tokenizer: Tokenizer) -> None:
-    """Raises ModelError unless the draft model has the vocabulary of the target, whose tokenizer is given.
+    """Raises ModelError unless the draft model has the vocabulary of the target. `tokenizer` is the target's.
 
-    One of them may have a few more tokens at the end. Takes some tenths of a second, unless the files are the same.
-    """
+    One vocabulary may have a few more tokens at its end. The check lasts some tenths of a second, but no time if the
+    models' tokenizer files are the same."""
     if (same := draft.file(_FILE)) is not None and same == target.file(_FILE):
         return
     theirs = open_tokenizer(draft.file, merge_eos=not draft.checkpoint.from_store)
@@ -55,19 +53,20 @@ def _check_assistant(draft: OpenedModel, target: OpenedModel, loaded: LoadedMode
 
 
 class DraftKind(NamedTuple):
-    """A kind of model that drafts."""
+    """The functions for one kind of model that drafts."""
 
     recognise: Callable[[str, Config], bool]
-    """Returns True for a model of this architecture and `config.json`."""
+    """`recognise(architecture, config)` returns True if such a model is of this kind. `config` is `config.json`."""
     open: Callable[[ModelCheckpoint], OpenedModel]
-    """Interprets the headers. Raises ModelError."""
+    """Interprets the headers of a model. Raises ModelError if they are invalid."""
     check: Callable[[OpenedModel, OpenedModel, LoadedModel, Tokenizer], None]
-    """Raises ModelError unless the model may draft for a target: opened, loaded or rehearsed, and its tokenizer."""
+    """`check(draft, target, loaded, tokenizer)` raises ModelError unless the draft model can draft for the target.
+    `loaded` is the target, loaded or made of placeholders, and `tokenizer` is the target's."""
     plan: Callable[..., tuple[Module, DtypePlan]]
-    """`plan(draft, dtype, budget_bytes)` builds it of placeholders. Raises ModelError if it could not draft."""
+    """`plan(draft, dtype, budget_bytes)` builds the model of placeholders. Raises ModelError if it cannot draft."""
     load: Callable[..., DraftModel]
-    """`load(draft, target, dtype, budget_bytes)` loads what `check` let pass for a target that is
-    loaded. Raises what loading and its first forward raise."""
+    """`load(draft, loaded, dtype, budget_bytes)` loads the draft model for the target `loaded`. `check` must have
+    accepted both. Raises the errors of loading and of the first forward."""
 
 
 _OWN_MODEL = DraftKind(
@@ -88,30 +87,30 @@ KINDS = (
     DraftKind(is_assistant, open_assistant, _check_assistant, plan_assistant, load_assistant),
     _OWN_MODEL,
 )
-"""The kind of a model is the first one that recognises it."""
+"""A model is of the first kind that recognises it. The last kind recognises all models."""
 
 
 class FoundDraft(NamedTuple):
-    """The headers of a model that should draft."""
+    """An opened model that should draft, and its kind. Only its headers have been read."""
 
     kind: DraftKind
     model: OpenedModel
 
     def check(self, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
-        """Raises ModelError unless the model may draft for the target, which is `loaded` or rehearsed."""
+        """Raises ModelError unless the model can draft for the target. The arguments are those of `DraftKind.check`."""
         if loaded.undraftable:
             raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
         self.kind.check(self.model, target, loaded, tokenizer)
 
 
 def open_draft(model: str, models_dir: Path) -> FoundDraft:
-    """Opens `model`, an Ollama name or the path of a directory. Raises ModelError if it cannot be opened, or drafts in
-    an unknown way."""
+    """Opens `model`, an Ollama name or the path of a directory. Raises ModelError if the model cannot be opened, or if
+    it drafts in an unknown way."""
     return _recognised(find_checkpoint(model, models_dir))
 
 
 def open_own_draft(target: OpenedModel, models_dir: Path) -> FoundDraft:
-    """Opens the draft model that lies beside `target` in the store. Raises as `open_draft`."""
+    """Opens the draft model that lies beside `target` in the store. Raises the errors of `open_draft`."""
     return _recognised(open_stored_draft(target.checkpoint, models_dir))
 
 

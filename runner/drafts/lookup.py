@@ -1,4 +1,4 @@
-"""Drafts of known text: the tokens that followed the end of a request's text before."""
+"""Drafts of known text: finds the end of a request's text at earlier places, and drafts the tokens after it there."""
 
 from array import array
 from collections import deque
@@ -8,48 +8,47 @@ from typing import NamedTuple
 from runner.drafts.draft_policy import Draft
 from runner.drafts.text import MOST_MATCH, IndexedText, TextMatch
 
-_WIDTHS = (4, 16)  # two tokens of another request mean little; chat templates end with up to ten fixed ones
-_END = -1  # after each text
-_PARTS = 4  # the ring forgets one part at a time, and searches each by itself
-_LEAST_SHARE = 16  # a part takes at least the room of 1 / 16 of a full one
-_MOST_WAITING = 64  # texts
+_WIDTHS = (4, 16)  # lengths of indexed runs: shorter runs mean little; chat templates end with up to 10 fixed tokens
+_END = -1  # stands after each text of a part
+_PARTS = 4  # the number of full parts in a ring, which forgets one whole part at a time
+_LEAST_SHARE = 16  # even a small part counts as 1 / 16 of a full one
+_MOST_WAITING = 64  # the most texts that wait to be indexed
 
 
 class _Part(NamedTuple):
-    """Texts of one salt, one after the other."""
+    """Some texts of one salt, one after the other, with an index of their own."""
 
     salt: str
     text: IndexedText
 
 
 class Earlier(NamedTuple):
-    """The places in earlier answers after the end of a text."""
+    """The places in one part of the ring at which the end of another text was found."""
 
     text: IndexedText
     found: TextMatch
 
 
 class Ring:
-    """The answers of ended requests, the oldest forgotten first. Texts of one salt are never searched for another.
+    """The answers of ended requests; the oldest are forgotten first. A request finds only texts of its own salt.
 
-    An answer is kept with the last tokens of its prompt, which are enough to find its beginning again. The rest of a
-    prompt stands in the next prompt that repeats it, and the prompts of agents, which contain each other, would fill
-    the ring with copies. Owner: the engine thread.
-    """
+    An answer is kept with the last tokens of its prompt, which are enough to find the beginning of the answer again.
+    The rest of a prompt is not kept: a later prompt that repeats it contains it anyway, and the prompts of agents
+    contain each other and would fill the ring with copies. Owner: the engine thread."""
 
     def __init__(self, most_tokens: int = 1 << 20) -> None:
-        """Keeps up to `most_tokens` tokens, at 20 bytes each in full parts, and at most 28."""
+        """Keeps up to `most_tokens` tokens, with 20 bytes for each token in a full part, and at most 28 elsewhere."""
         self._part_tokens = most_tokens // _PARTS
-        self._parts: list[_Part] = []  # the newest one is the last
+        self._parts: list[_Part] = []  # the part that was added to last is at the end
         self._waiting: deque[tuple[Sequence[int], str]] = deque(maxlen=_MOST_WAITING)
-        self._adding: tuple[IndexedText, Sequence[int]] | None = None  # and the rest of its tokens
+        self._adding: tuple[IndexedText, Sequence[int]] | None = None  # a part's text, and the tokens left to add to it
 
     def add(self, tokens: Sequence[int], salt: str = "") -> None:
-        """Takes the text of an ended request, which `index` adds. Keeps only the end of a text longer than a part."""
+        """Lets the text of an ended request wait for `index`. Keeps only the end of a text longer than a part."""
         self._waiting.append((tokens[1 - self._part_tokens :], salt))
 
     def index(self, most: int) -> bool:
-        """Adds and indexes the next `most` tokens (about 1 µs each). Returns True if none are left."""
+        """Adds and indexes the next `most` tokens that wait, in about 1 µs a token. Returns True if none is left."""
         if not self._adding:
             if not self._waiting:
                 return True
@@ -63,8 +62,8 @@ class Ring:
         return not self._adding and not self._waiting
 
     def _part(self, salt: str, room: int) -> _Part:
-        """Makes the newest part of the salt the last of all parts, or a new one if its room is too small; returns
-        it."""
+        """Returns a part of this salt with room for `room` tokens: the newest one if it has the room, else a new part.
+        Moves it to the end of all parts, and forgets the oldest parts if the ring is full."""
         newest = next((part for part in reversed(self._parts) if part.salt == salt), None)
         if newest and len(newest.text) + room <= self._part_tokens:
             self._parts.remove(newest)
@@ -81,7 +80,8 @@ class Ring:
         return max(tokens, self._part_tokens // _LEAST_SHARE)
 
     def find(self, ending: Sequence[int], salt: str = "") -> Earlier | None:
-        """Returns the places after the longest end of `ending`, in the newest part that has it."""
+        """Finds the longest end of `ending` that stands in a part of this salt, and returns the places after it, in the
+        newest part that has it; None if no end is found."""
         best: Earlier | None = None
         for part in reversed(self._parts):
             found = part.text.find(ending) if part.salt == salt else None
@@ -93,16 +93,16 @@ class Ring:
 
 
 _OWN_WIDTHS = (2, 8)
-_INDEX_TOKENS = 256  # earlier tokens that each call of `extend` indexes
+_INDEX_TOKENS = 256  # the tokens that each call of `extend` indexes beside its new ones
 _KEPT_PROMPT_TOKENS = 2 * MOST_MATCH
 
 
 class Lookup:
-    """Proposes the tokens that followed the longest end of a request's text, in the text itself or in the ring. Owner:
-    the engine thread."""
+    """Finds the longest end of a request's text at an earlier place, in the text itself or in the ring, and proposes
+    the tokens after it there. Owner: the engine thread."""
 
     def __init__(self, prompt: Sequence[int], ring: Ring, salt: str = "") -> None:
-        """Indexes nothing yet. Negative ids of the prompt match nothing."""
+        """Indexes nothing yet. Negative ids in `prompt` stand for soft tokens, and match nothing."""
         self._text = IndexedText(_OWN_WIDTHS, list(prompt))
         self._prompt_tokens = len(prompt)
         self._ring = ring
@@ -111,15 +111,13 @@ class Lookup:
         self._earlier: Earlier | None = None
 
     def index(self, most: int) -> bool:
-        """Indexes the next `most` tokens of the text (about 1 µs each). Returns True if none are left.
-
-        A prompt can be indexed between the slices of its prefill. `extend` indexes the rest bit by bit.
-        """
+        """Indexes the next `most` tokens of the text, in about 1 µs a token. Returns True if no token is left. Call it
+        between the slices of prefill; `extend` indexes the rest of a prompt in small parts."""
         return self._text.index(most)
 
     def extend(self, tokens: Sequence[int]) -> bool:
-        """Appends generated tokens, and indexes the next tokens of the text. Returns True if the end of the text is
-        found elsewhere."""
+        """Appends generated tokens, and indexes the next tokens of the text. Returns True if the end of the text also
+        stands at an earlier place."""
         self._text.append(tokens)
         self._text.index(len(tokens) + _INDEX_TOKENS)
         for token in tokens:
@@ -137,8 +135,8 @@ class Lookup:
         return self._own is not None or self._earlier is not None
 
     def propose(self, most: int) -> Draft | None:
-        """Returns up to `most` tokens that may come next, or None. The longest match wins; of equals, the one in the
-        request's own text."""
+        """Returns a draft of up to `most` tokens; None if `extend` has found nothing. The longer match wins; of equal
+        matches, the one in the request's own text."""
         own, earlier = self._own, self._earlier
         if own and not (earlier and earlier.found.match > own.match):
             return Draft(self._text.following(own.places, most), "own", own.match)
@@ -147,5 +145,5 @@ class Lookup:
         return None
 
     def kept(self) -> list[int]:
-        """Returns the tokens of this request for the ring: its answer, after the last tokens of its prompt."""
+        """Returns the tokens of this request that the ring should keep: the end of the prompt, and the answer."""
         return self._text.since(self._prompt_tokens - _KEPT_PROMPT_TOKENS)

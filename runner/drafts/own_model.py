@@ -1,4 +1,4 @@
-"""A draft model with weights of its own, which reads the texts by itself."""
+"""A draft model with weights and layers of its own. It reads the texts itself and uses nothing of the target."""
 
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
@@ -22,53 +22,52 @@ from runner.model.weights.loading import LoadedModel, load
 from runner.sampling.sampler import preview_draws
 
 WINDOW_TOKENS = 256
-"""The last tokens of a text with which a draft model begins. Reading more would cost more than better drafts save."""
+"""The last tokens of a text, which the model reads first. Reading more would need more time than better drafts save."""
 MOST_TOKENS = 4 * WINDOW_TOKENS
-"""With more tokens of all texts together, but at least two windows of each, the model begins anew, so its layers stay
-small."""
-_LEAD_TOKENS = 4  # the first tokens of a text, before its end: many models attend to them by default
+"""The most tokens in the layers, of all texts together, but two windows for each text in any case. A text that exceeds
+its share is begun anew with one window, so that the layers stay small."""
+_LEAD_TOKENS = 4  # the first tokens of a text, read before its window: many models always attend to them
 _MANY_TOKENS = 16
-"""The most tokens left to read when drafting begins. The unused logits of more would take longer than another
-forward."""
-_PART_TOKENS = 64  # read beside a step of the answer, in about the time of a step of a model ten times as large
+"""The most tokens that may be left to read when drafting begins. The first forward of drafting reads them: computing
+more of their unused logits would last longer than a separate forward."""
+_PART_TOKENS = 64  # the most tokens read in a step: in about the time of a plain step of a model ten times as large
 _BRIEF_TOKENS = _PART_TOKENS // 2
-_SHORT_STEPS = 8  # after them, reading for an answer may still pay
+_SHORT_STEPS = 8  # an answer waits for this many steps before much is read for it, since short answers end before
 _MOST_DRAFTS = 64
-_TRIED_TOKENS = 4
+_TRIED_TOKENS = 4  # the tokens of a text in the trial
 
 
 class _ReadText:
-    """The end of a text, with its first tokens, and the place up to which the model has read it."""
+    """A text, the tokens of it that the model should read, and the state of reading them."""
 
     def __init__(self, recorded: Sequence[int], tokens: list[int], layers: list[object]) -> None:
         self.recorded = recorded
-        """The whole text, which grows."""
+        """The whole text, to which its session adds tokens."""
         self.left = tokens
-        """The tokens to read."""
+        """The tokens that are left to read."""
         self.length = len(recorded)
-        """The number of tokens of the text, up to the last one in `left`."""
+        """The position in the text after the last token of `left`."""
         self.layers: list[object] | None = layers
-        """Its own layers, until it has a row in those of all texts."""
+        """The text's own layers; None once the text has a row in the layers of all texts."""
         self.read = 0
-        """The number of tokens that the layers have seen, all of them certain."""
+        """The number of recorded tokens that the layers have seen."""
         self.drafted: list[int] = []
-        """The drafts that the layers have seen after them."""
+        """The drafts that the layers have seen after the recorded tokens."""
         self.waited = 0
-        """The number of steps with more to read than fits beside one."""
+        """The number of consecutive steps with more than `_PART_TOKENS` tokens left to read."""
 
     def read_next(self, count: int) -> list[int]:
-        """Returns the next `count` tokens, and counts them as read."""
+        """Returns the next `count` tokens of `left`, and counts them as read."""
         taken, self.left = self.left[:count], self.left[count:]
         self.read += count
         return taken
 
 
 class OwnDraftModel:
-    """A model that drafts from the ends of texts.
+    """A `DraftModel` with weights of its own that reads the ends of texts. Owner: the engine thread.
 
-    It reads each text by itself until it drafts for it. Then the text gets a row in the layers of all texts that are
-    drafted together. Drafts stay there until their outcome is known. Owner: the engine thread.
-    """
+    At first each text has layers of its own. When the model drafts for a text, the text gets a row in common layers.
+    The drafts stay in that row until it is known which of them are right."""
 
     at_once = False
 
@@ -80,8 +79,8 @@ class OwnDraftModel:
         vocab_size: int,
         most_together: int = MOST_TOGETHER,
     ) -> None:
-        """`forward` maps tokens [B, L] below `vocab_size` and the layers to logits [B, L, V], for at most
-        `most_together` texts. Raises ModelError if the layers cannot be joined, and the errors of the first forward."""
+        """`forward` maps layers and tokens [B, L], all below `vocab_size`, to logits [B, L, V]. B is at most
+        `most_together`. Raises ModelError if layers of several texts cannot be joined, and the errors of a trial."""
         self.name = name
         if fault := unbatchable_layers(make_layers()):
             raise ModelError(fault)
@@ -91,7 +90,7 @@ class OwnDraftModel:
         self._texts: WeakKeyDictionary[Session, _ReadText] = WeakKeyDictionary()
         self._rows: list[_ReadText] = []
         self._batch: BatchedLayers | None = None
-        self._states: HeldStates = ()  # of the layers before the drafts
+        self._states: HeldStates = ()  # the states that the layers had before the drafts
         self.most_together = most_together
         self._column_bytes, self._state_bytes = self._try()
 
@@ -117,7 +116,7 @@ class OwnDraftModel:
             text.waited = text.waited + 1 if len(text.left) > _PART_TOKENS else 0
         behind = [text for text in texts if len(text.left) > _MANY_TOKENS and not 0 < text.waited <= _SHORT_STEPS]
         if behind:
-            # One text, or in one forward all that have rows, since they fall behind together.
+            # Reads one text or, if the first text has a row, in one forward all texts with rows.
             self._read([text for text in behind if text in self._rows] if behind[0] in self._rows else behind[:1])
         return not any(map(self._is_ready, texts))
 
@@ -152,8 +151,8 @@ class OwnDraftModel:
         self._rows, self._batch, self._states = [], None, ()
 
     def _follow(self, session: Session, window: int, most: int) -> _ReadText:
-        """Returns the text of a session, with the tokens since the last call. If more than `window` tokens would be
-        left to read, or the layers would have more than `most`, it begins anew with the last `window`."""
+        """Returns the text of a session, after adding the tokens since the last call. Begins the text anew, with its
+        last `window` tokens, if more would be left to read or if the layers would have more than `most` tokens."""
         recorded, waited = session.recorded, 0
         text = self._texts.pop(session, None) or self._left_behind(recorded)
         if text is not None:
@@ -174,7 +173,8 @@ class OwnDraftModel:
         return text
 
     def _left_behind(self, recorded: Sequence[int]) -> _ReadText | None:
-        """Returns a text whose session has ended and with which this one begins, as one more turn does."""
+        """Returns a text with a row, but without a session, whose read tokens are the beginning of `recorded`: the
+        session of the turn before has ended. Returns None if there is no such text."""
         followed = [*self._texts.values()]
         for text in self._rows:
             at = text.length - len(text.left)
@@ -184,7 +184,8 @@ class OwnDraftModel:
         return None
 
     def _end(self, recorded: Sequence[int], window: int) -> list[int]:
-        """Returns the tokens of a text with which the model begins: the first ones, and those of the window."""
+        """Returns the tokens of a text that the model reads first: the lead and the last `window` tokens. Skips all
+        tokens up to the last one that the model does not know."""
         end = max(0, len(recorded) - window)
         unknown = [place for place in range(end, len(recorded)) if not self._knows(recorded[place])]
         start = unknown[-1] + 1 if unknown else end
@@ -197,13 +198,13 @@ class OwnDraftModel:
         return 0 <= token < self._vocab_size
 
     def _is_ready(self, text: _ReadText) -> bool:
-        """Returns True if the model can draft after a text: at most `_MANY_TOKENS` are left to read, and at least one,
-        with another one before it."""
+        """Returns True if the model can draft after a text: 1 to `_MANY_TOKENS` tokens are left to read, and the text
+        has at least 2 tokens."""
         return 0 < len(text.left) <= _MANY_TOKENS and text.read + len(text.left) > 1
 
     def _read(self, texts: Sequence[_ReadText]) -> None:
-        """Reads a part of these texts, but never their last tokens, and waits for it: else it would count as time of
-        drafting."""
+        """Reads a part of each of these texts, but not the last token. Waits for the forwards, so that their time does
+        not count as time of drafting."""
         arrays = list[mx.array]()
         for text in texts:
             if text.layers is not None:
@@ -213,11 +214,11 @@ class OwnDraftModel:
         if self._batch is not None and any(text in self._rows for text in texts):
             most = _PART_TOKENS // len(self._rows)
             self._read_rows([min(most, len(each.left) - 1) if each in texts else 0 for each in self._rows])
-            arrays += _arrays(self._batch.layers)  # all of them, since nobody computes the logits
+            arrays += _arrays(self._batch.layers)  # all arrays have to be computed, since the logits never are
         mx.eval(arrays)
 
     def _settle(self) -> None:
-        """Takes the drafts out of the rows again; from layers without states, only the wrong ones."""
+        """Removes the drafts from the rows. If no layer has states, drafts that were right stay, and count as read."""
         if self._batch is None or not any(text.drafted for text in self._rows):
             return
         for text in self._rows:
@@ -228,7 +229,7 @@ class OwnDraftModel:
         self._states = ()
 
     def _turn_to(self, texts: Sequence[_ReadText]) -> BatchedLayers:
-        """Gives each of these texts a row. Other texts begin anew when they come back."""
+        """Gives each of these texts a row. Other texts lose their rows, and must begin anew."""
         kept = staying(len(self._rows), {row for row, text in enumerate(self._rows) if text not in texts})
         if len(kept) < len(self._rows) and kept and self._batch is not None:
             self._batch.keep(kept)
@@ -245,7 +246,8 @@ class OwnDraftModel:
         return self._batch
 
     def _read_rows(self, counts: Sequence[int]) -> mx.array:
-        """Reads the next tokens of each text that has a row. Returns the lazy logits [B, V] after them."""
+        """Reads the next `counts` tokens of the texts that have rows. Returns the lazy logits [B, V] after the last of
+        these tokens of each row."""
         assert self._batch is not None
         tokens = [text.read_next(count) for text, count in zip(self._rows, counts, strict=True)]
         if len(set(counts)) == 1:
@@ -259,8 +261,8 @@ class OwnDraftModel:
         return logits[mx.arange(len(counts)), mx.array([*counts]) - 1]
 
     def _try(self) -> tuple[int, int]:
-        """Drafts once, since MLX refuses some layers only when they compute, and finds out if the model can draft for
-        several answers. Returns the bytes of a token's keys and values, and of a text's states."""
+        """Makes a trial, since MLX refuses some layers only when they compute. Sets `most_together` to 1 if drafts of
+        several rows cannot be taken back. Returns the bytes of a token's keys and values, and of a text's states."""
         for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[: self.most_together]:
             text = _ReadText([], [0] * length, self._make_layers())
             self._read([text])
@@ -282,7 +284,7 @@ def _arrays(layers: Sequence[object]) -> list[mx.array]:
 
 
 def _of_size(logits: mx.array, size: int) -> mx.array:
-    """Pads or cuts logits to [B, size]: a model may have rows for fewer or more tokens than the vocabulary."""
+    """Pads logits with -inf, or cuts them, to [B, size]: a model may have logits for more or fewer tokens than that."""
     more = size - logits.shape[-1]
     return mx.pad(logits, [(0, 0), (0, more)], constant_values=-mx.inf) if more > 0 else logits[:, :size]
 
@@ -298,11 +300,11 @@ def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int) -> tuple[M
 
 def load_own_model(
     draft: OpenedModel,
-    target: LoadedModel,  # noqa: ARG001  only its answers are drafted
+    target: LoadedModel,  # noqa: ARG001  the model uses nothing of the target
     dtype: str,
     budget_bytes: int,
 ) -> OwnDraftModel:
-    """Loads the model. Raises the errors of loading and of its first forward."""
+    """Loads the draft model. Raises the errors of loading and of the trial."""
     weights = load(draft, dtype, budget_bytes)
     most_together = 1 if weights.unbatchable else MOST_TOGETHER
     return OwnDraftModel(draft.name, weights.make_layers, weights.logits, draft.vocab_size, most_together)

@@ -1,8 +1,7 @@
-"""Rounds: forwards over the next token of each answer of a batch and the drafts after it.
+"""Rounds: forwards over the next token of each answer of a batch and the drafts after that token.
 
-Answers may have different numbers of drafts; shorter ones are padded. Every position draws with its own random number,
-and a draft is right only if it equals the drawn token. So no draft can change an answer.
-"""
+Answers may have different numbers of drafts; rows with fewer drafts are padded. Every position draws a token with its
+own random number, and a draft is right only if it equals the drawn token. So no draft can change an answer."""
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
@@ -19,27 +18,27 @@ from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, SampledTokens
 from runner.trace import TRACE
 
-_PATIENCE_S = 0.005  # for a grammar to look ahead; drafts without masks by then are not tried
-_MEASURED_STEPS = 8  # the time of one in 8 steps is recorded if no draft is at hand
+_PATIENCE_S = 0.005  # the time that a grammar has to look ahead; drafts whose masks it then lacks are not tried
+_MEASURED_STEPS = 8  # while no draft is at hand, the time of one in this many steps is recorded
 
 
 class AnswerDrafts(NamedTuple):
     """The drafts of one answer in a round."""
 
     tokens: Sequence[int] = ()
-    """Tokens that may follow the recorded ones."""
+    """The drafts, which may follow the recorded tokens."""
     masks: Sequence[Mask | None] = ()
-    """The masks of the grammar for the next token, and after each of these; empty without a grammar."""
+    """The grammar's masks: for the next token, and for the token after each draft. Empty without a grammar."""
     forcing: Collection[int] = ()
-    """The places of tokens after which the grammar forces another one."""
+    """The indices of the drafts after which the grammar forces the next token."""
 
 
 class AnswerRound:
-    """The part of one answer in a round, from the forward until the layers stand after the right tokens. Owner: the
-    engine thread."""
+    """One answer in a round, from before the forward until the layers are brought back to the end of the right tokens.
+    Owner: the engine thread."""
 
     def __init__(self, generation: Generation, drafts: AnswerDrafts, unseen: Sequence[int], vocab_size: int) -> None:
-        """`unseen` are the recorded tokens that the layers have not seen: the last one, and forced ones before it."""
+        """`unseen` are the recorded tokens that the layers have not seen: the last one, after any forced tokens."""
         self._generation = generation
         self._drafts = drafts
         self._unseen = unseen
@@ -49,25 +48,25 @@ class AnswerRound:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens of the forward: the unseen ones, and the drafts."""
+        """The answer's tokens in the forward: the unseen tokens, and the drafts."""
         return [*self._unseen, *self._drafts.tokens]
 
     def draw(self, logits: mx.array) -> SampledTokens:
-        """Draws from the logits [L, V] of its tokens. Evaluates nothing."""
+        """Draws the next token and a token after each draft, lazily. `logits` [L, V] are those of `tokens`."""
         drafts, masks, _ = self._drafts
         return self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
 
     def is_from_numbers(self, drawn: Sequence[Choice]) -> bool:
-        """Returns False if a drawn token is not from numbers. Then the round does not count, and the answer tries no
-        more drafts: one of them may be to blame, even for tokens before it, since attention multiplies masked values by
-        0, and NaN stays NaN."""
+        """Returns False if a drawn token is not from numbers. Then the caller drops the round, and the answer tries no
+        more drafts. A draft may be the cause, even at positions before it: attention multiplies its masked values by 0,
+        and NaN times 0 is NaN."""
         is_from_numbers = all(each.from_numbers for each in drawn)
         if not is_from_numbers and (drafter := _drafter_of(self._generation)):
             drafter.gives_up = True
         return is_from_numbers
 
     def choose(self, drawn: Sequence[Choice]) -> Choice:
-        """Returns the next token, and the tokens after it whose drafts are right."""
+        """Returns the next token and the tokens after the right drafts, and records how many drafts were right."""
         drafts = self._drafts.tokens
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
@@ -80,8 +79,8 @@ class AnswerRound:
         return self._as_choice(drawn[: self._right + 1])
 
     def _as_choice(self, drawn: Sequence[Choice]) -> Choice:
-        """Returns the drawn tokens as one choice. A token that the grammar forced belongs to the token before it, as
-        without drafts."""
+        """Returns the drawn tokens as one choice. As without drafts, a token that the grammar forced is part of the
+        choice before it."""
         choices = [drawn[0]]
         for place, each in enumerate(drawn[1:]):
             if place in self._drafts.forcing:
@@ -92,12 +91,13 @@ class AnswerRound:
 
     @property
     def right(self) -> int:
-        """The number of right tokens in the forward."""
+        """The number of tokens in the forward that are part of the answer: the unseen tokens and the right drafts."""
         return len(self._unseen) + self._right
 
     @property
     def kept(self) -> int:
-        """The number of its tokens that the layers would have seen if the recorded tokens had come one by one."""
+        """The number of tokens in the forward that the layers should keep: those that they would have seen if the
+        recorded tokens had been decoded one by one."""
         generation = self._generation
         unseen = generation.unseen if generation.has_ended else 0
         end = len(generation.session.recorded) - unseen
@@ -110,10 +110,10 @@ class BatchRounds:
     def __init__(self, drafting: Drafting, batch: Batch) -> None:
         self._drafting = drafting
         self._batch = batch
-        # Until a generation joins or leaves.
+        # Valid until a generation joins or leaves.
         self._generations: Sequence[Generation] = ()
-        self._drafted: Sequence[tuple[int, Generation, AnswerDrafter]] = ()  # these, if drafted, with their rows
-        # Until the next step.
+        self._drafted: Sequence[tuple[int, Generation, AnswerDrafter]] = ()  # those with drafters, and their rows
+        # Valid until the next step.
         self._rounds: Sequence[AnswerRound] = ()  # the last round, until it is accepted
         self._asked_rows = 0.0  # the mean rows of an answer without padding, if padding was skipped
         self._measured_at = batch.steps  # the number of the last recorded step
@@ -139,22 +139,23 @@ class BatchRounds:
         if drafts and not is_drawn:
             self.ahead = True
             return self._run(drafts)
-        # The layers of an answer without drafts would end a token earlier, and the cache would keep less of it.
+        # If no answer has a drafter, a forward is always dispatched ahead. Else the layers would end a token earlier,
+        # and the cache would keep less of an answer.
         self.ahead = not drafts and (is_drawn or not drafted or limit is None or limit.ahead)
         return None
 
     def _regroup(self) -> None:
-        """Lists the answers with drafters, after some have joined or left."""
+        """Lists the answers that have drafters. Called after an answer has joined or left the batch."""
         self._generations = self._batch.generations
         rows = enumerate(self._generations)
         self._drafted = [(row, each, drafter) for row, each in rows if (drafter := _drafter_of(each))]
 
     def _find(self, limit: StepLimit) -> Sequence[AnswerDrafts]:
-        """Returns the drafts that a round within the limit should try in this step. If the tokens of this step are
-        already drawn, returns one stand-in if the next step should be a round."""
+        """Returns the drafts of each answer that a round in this step should try; an empty result means no round. If
+        the tokens of this step are already drawn, any other result means that the next step should be a round."""
         batch, drafted, is_drawn = self._batch, self._drafted, self._batch.in_flight is not None
         if not is_drawn:
-            batch.release_samplers()  # a model that drafts needs their state
+            batch.release_samplers()  # a model that drafts needs the state of each answer's sampler
         answers, lengths = [], batch.rows.lengths
         for row, each, drafter in drafted:
             wanted = each.request.most_drafts
@@ -175,7 +176,8 @@ class BatchRounds:
         return allowed if any(each.tokens for each in allowed) else ()
 
     def _run(self, drafts: Sequence[AnswerDrafts]) -> Sequence[Choice] | None:
-        """Draws the next token of each answer, and the tokens of right drafts after it, by one forward."""
+        """Runs a round. Returns for each answer the next token and the tokens after right drafts; None if a token is
+        not from numbers, or if the layers cannot forget wrong drafts of this batch."""
         batch = self._batch
         answers = zip(batch.generations, drafts, batch.rows.unseen, strict=True)
         rounds = [AnswerRound(generation, each, unseen, batch.vocab_size) for generation, each, unseen in answers]
@@ -211,7 +213,7 @@ class BatchRounds:
         )
 
     def measures(self, steps: int) -> bool:
-        if self._batch.generations is not self._generations:  # some have left in this step
+        if self._batch.generations is not self._generations:  # a generation has left in this step
             self._regroup()
         return bool(self._drafted) and (steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
 
@@ -229,7 +231,8 @@ def _drafter_of(generation: Generation) -> AnswerDrafter | None:
 
 
 def _allowed(generation: Generation, proposed: Sequence[int], vocab_size: int) -> AnswerDrafts:
-    """Returns the first tokens of a draft that the vocabulary, the end tokens and the grammar allow."""
+    """Returns the beginning of a draft that a round may try. It ends before a token that the vocabulary lacks or that
+    the grammar forbids, and at an end token."""
     grammar, eos, drafts = generation.grammar, generation.tokenizer.eos, list[int]()
     for token in proposed:
         if not 0 <= token < vocab_size or (grammar.guide is not None and token in eos):

@@ -1,4 +1,5 @@
-"""The target, the model whose answers are drafted: its parts, and a tap on the outputs of its modules."""
+"""The parts of the target that drafters use, and a tap, which keeps the outputs of chosen modules of the target. The
+target is the model whose answers are drafted."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -12,26 +13,26 @@ from runner.model.weights.parameters import observed
 
 Map = Callable[[mx.array], mx.array]
 Draw = Callable[[mx.array], mx.array]
-"""Maps logits [B, V] to lazy tokens, uint32 [B], and adds them to the histories of the draw."""
+"""Draws lazy tokens, uint32 [B], from logits [B, V]. The tokens count as drawn for later calls of the function."""
 
 
 class Target(NamedTuple):
-    """The parts of a text model that a drafter uses, not copied."""
+    """The parts of a text model that a drafter uses. They are the model's own objects, not copies."""
 
     args: object
-    """The arguments of its class."""
+    """The `ModelArgs` from which mlx-lm made the model; None if it keeps none."""
     embed: Map
-    """Token ids [B, L] to rows [B, L, D], on the model's own scale."""
+    """Maps token ids [B, L] to embeddings [B, L, D], on the model's own scale."""
     unembed: Map
-    """Hidden states after the final norm, [B, L, D], to logits [B, L, V], on the model's own scale. Tokens that must
-    never be chosen have -inf."""
+    """Maps hidden states after the final norm, [B, L, D], to logits [B, L, V], on the model's own scale. Tokens that
+    must never be chosen get -inf."""
     norm: Module
-    """The final norm."""
+    """The norm after the last layer."""
     layers: Sequence[Module]
 
 
 def target_of(loaded: LoadedModel) -> Target:
-    """Returns the parts of a model of mlx-lm. Computes nothing, so the model may be made of placeholders."""
+    """Returns the parts of a loaded model. Computes nothing, so the model may be made of placeholders."""
     text = cast("Module", getattr(loaded.module, "language_model", loaded.module))
     inner = text["model"] if "model" in text else text["backbone"]
     table = inner["embed_tokens"] if "embed_tokens" in inner else inner["embeddings"]
@@ -40,14 +41,14 @@ def target_of(loaded: LoadedModel) -> Target:
         getattr(text, "args", None),
         table if scale == 1.0 else lambda tokens: table(tokens) * scale,
         _output(text.get("lm_head", table.as_linear), text, loaded.suppressed),
-        cast("Module", inner.get("norm", inner.get("norm_f"))),  # DFlash drafts need none
+        cast("Module", inner.get("norm", inner.get("norm_f"))),  # may be None: DFlash drafts need no norm
         inner["layers"],
     )
 
 
 def _output(project: Map, text: Module, suppressed: Collection[int]) -> Map:
-    """Returns the output layer with the scale that some models give their logits: drafts are drawn as the target draws,
-    and drafts on another scale would hardly ever be right."""
+    """Returns the output layer with the scaling that some models apply to their logits. Drafts are drawn like the
+    target's tokens: from logits on another scale they would hardly ever be right."""
     args = getattr(text, "args", None)
     factor, most = getattr(args, "output_multiplier", 1.0), getattr(args, "final_logit_softcapping", None)
 
@@ -63,12 +64,12 @@ def _output(project: Map, text: Module, suppressed: Collection[int]) -> Map:
 
 
 def without(suppressed: Collection[int], logits: mx.array) -> mx.array:
-    """Returns the logits [..., V] with -inf for tokens that must never be chosen."""
+    """Returns the logits [..., V] with -inf for the `suppressed` tokens, which must never be chosen."""
     return logits.at[..., mx.array([*suppressed])].minimum(-mx.inf) if suppressed else logits
 
 
 class Tap:
-    """Keeps the outputs of chosen modules, which compute as before, in one forward. Owner: the engine thread."""
+    """Keeps the outputs of chosen modules during one forward, which it does not change. Owner: the engine thread."""
 
     def __init__(self, modules: Sequence[Module], most_rows: int) -> None:
         """Keeps at most the last `most_rows` rows of each output."""
@@ -80,8 +81,8 @@ class Tap:
         self._kept: dict[int, mx.array] = {}
 
     def observe(self, forward: Callable[[], mx.array]) -> tuple[mx.array, mx.array | None]:
-        """Runs a forward. Returns its result, and the lazy outputs of the modules side by side, [B, L, M D] for M
-        modules; None in place of them unless all modules have given one. Other forwards cost nothing more."""
+        """Runs a forward. Returns the result of `forward`, and the lazy outputs of the M modules side by side,
+        [B, L, M D]; None instead of outputs unless each module has one. Other forwards are as fast as without a tap."""
         try:
             for module, _, tapped in self._modules:
                 module.__class__ = tapped
@@ -96,6 +97,6 @@ class Tap:
         return result, mx.concatenate(outputs, axis=-1) if len(outputs) > 1 else outputs[0]
 
     def keep(self, place: int, states: mx.array) -> None:
-        """Keeps the output of the module at a place of the list."""
+        """Keeps `states`, the output of the module at this place of the list."""
         if states.ndim == 3:
             self._kept[place] = states[:, -self._most_rows :]

@@ -1,4 +1,4 @@
-"""A text that grows, and the places in it where a run of tokens occurred before."""
+"""A text that grows, with an index of its runs: it finds the places of earlier tokens that equal the latest ones."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,34 +6,33 @@ from typing import NamedTuple
 
 _FACTOR, _BITS = 0x2545F491, (1 << 30) - 1  # small enough for Python's fast integers
 _LEAST_TABLE = 1024
-_PLACES_AN_ENTRY = 2  # the most places for each entry of the table; half of it in a new one
-_MOST_STEPS = 32  # the most steps from place to place, for one run
+_PLACES_AN_ENTRY = 2  # the most places for each entry of a table; a new table has an entry for each place
+_MOST_STEPS = 32  # the most places of one run that are followed
 
 
 class PlaceChain:
-    """The places after the runs of `width` tokens in one text that only grows, newest first.
+    """An index of one text, which only grows: finds the places after a run of `width` tokens, newest first.
 
-    A *place* is a position in the text; its run is the tokens right before it. Places whose runs have the same hash
-    form a list: a table holds the newest of them, and each place the next older one. So a place takes 4 bytes, and the
-    table 2 to 8 bytes for each place. Owner: the engine thread."""
+    A *place* is a position in the text; the run of a place is the tokens right before it. Places whose runs have the
+    same hash are linked: a table holds the newest of these places, and each place leads to the next older one. A place
+    needs 4 bytes, and the table of a long text 2 to 8 bytes for each place. Owner: the engine thread."""
 
     def __init__(self, width: int) -> None:
-        """`width` is at least 1."""
+        """`width` is the number of tokens of a run, at least 1."""
         self.width = width
         self._oldest_factor = pow(_FACTOR, width, _BITS + 1)
         self._begin(_LEAST_TABLE)
 
     def _begin(self, entries: int) -> None:
-        self._newest = array("i", bytes(4 * entries))  # 0 is no place: the first one is at `width`
-        self._older = array("i")  # from the place at `width` on
-        self._hash = 0  # of the run before the next place
+        self._newest = array("i", bytes(4 * entries))  # by hash; 0 means no place, since the first place is `width`
+        self._older = array("i")  # for each place from `width` on, the next older place
+        self._hash = 0  # the hash of the run before the next place to link
 
     def link(self, text: Sequence[int], most: int) -> bool:
-        """Links up to `most` more places; returns True if none are left.
+        """Links up to `most` more places. Returns True if no place is left.
 
-        The end of the text is no place, since nothing follows it yet. If the text has outgrown the table, begins a
-        larger one and links all places anew.
-        """
+        The end of the text is no place yet, since no token follows it. If the text has outgrown the table, begins a
+        larger table, and links the places anew, from the first one."""
         newest, older, width = self._newest, self._older, self.width
         place, size = len(older) + width, len(text)
         if place >= size:
@@ -57,7 +56,7 @@ class PlaceChain:
         return stop == size
 
     def places(self, run: Sequence[int]) -> Iterator[int]:
-        """Yields the places after `run` and after other runs of the same hash, newest first."""
+        """Yields the places after `run`, newest first, and also places after other runs of the same hash."""
         place = self._newest[hash_of(run) & (len(self._newest) - 1)]
         older, width = self._older, self.width
         for _ in range(_MOST_STEPS):
@@ -68,7 +67,7 @@ class PlaceChain:
 
 
 def hash_of(run: Sequence[int]) -> int:
-    """Returns the hash of a run of tokens, of which the lowest bits are the best."""
+    """Returns the hash of a run of tokens. The lowest bits of the hash are spread best."""
     value = 0
     for token in run:
         value = (value * _FACTOR + token) & _BITS
@@ -76,27 +75,27 @@ def hash_of(run: Sequence[int]) -> int:
 
 
 MOST_MATCH = 32
-"""The most tokens of a match."""
+"""The most tokens that are compared for a match."""
 _MOST_PLACES = 8
-"""The most places with the same run that are compared, newest first."""
+"""The most places after one run whose matches are compared, newest first."""
 
 
 class TextMatch(NamedTuple):
-    """The places of a text after tokens that equal the end of a text."""
+    """The places in a text at which the end of the same text, or of another one, was found."""
 
     match: int
-    """The number of equal tokens, at most `MOST_MATCH`."""
+    """The number of tokens before each place that equal those at the end, at most `MOST_MATCH`."""
     places: list[int]
-    """The positions after these tokens, newest first; a token follows each."""
+    """The positions after the equal tokens, newest first. At least one more token follows at each of them."""
 
 
 class IndexedText:
-    """Token ids and their index. Negative ids stand for no token: they match nothing and are never proposed. Owner: the
-    engine thread."""
+    """The token ids of a text, and an index of its runs. Negative ids stand for no token: they match nothing, and are
+    never proposed. Owner: the engine thread."""
 
     def __init__(self, widths: Iterable[int], ids: "list[int] | array[int]") -> None:
-        """`widths` are the lengths of the indexed runs, in tokens: no match is shorter than the least. `ids` begins the
-        text, which owns it from now on."""
+        """`widths` are the lengths of the indexed runs, in tokens: no match is shorter than the least width. `ids` has
+        the first ids of the text; the text appends to this object."""
         self._ids = ids
         self._chains = [PlaceChain(width) for width in sorted(widths)]
 
@@ -104,20 +103,20 @@ class IndexedText:
         return len(self._ids)
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Appends tokens, without their index."""
+        """Appends tokens. `index` has to index them later."""
         self._ids.extend(tokens)
 
     def index(self, most: int) -> bool:
-        """Indexes the next `most` tokens (about 1 µs each). Returns True if none are left."""
+        """Indexes the next `most` tokens, in about 1 µs a token. Returns True if no token is left."""
         done = [chain.link(self._ids, most) for chain in self._chains]
         return all(done)
 
     def since(self, position: int) -> list[int]:
-        """Returns the tokens from a position on, or all for a negative one."""
+        """Returns the tokens from a position on, or all tokens if the position is negative."""
         return list(self._ids[max(0, position) :])
 
     def ending(self) -> list[int]:
-        """Returns the tokens after the last negative id, at most the last `MOST_MATCH`."""
+        """Returns the last tokens of the text, at most `MOST_MATCH`, and only those after the last negative id."""
         ending = list(self._ids[-MOST_MATCH:])
         if min(ending, default=0) < 0:
             last = max(index for index, token in enumerate(ending) if token < 0)
@@ -125,7 +124,7 @@ class IndexedText:
         return ending
 
     def find(self, ending: Sequence[int]) -> TextMatch | None:
-        """Returns the indexed places after the longest end of `ending`."""
+        """Finds the longest end of `ending` that stands in the indexed text. Returns the places after it, or None."""
         best, places = 0, list[int]()
         for chain in self._chains:
             if len(ending) < chain.width:
@@ -143,11 +142,12 @@ class IndexedText:
                 if compared == _MOST_PLACES:
                     break
             else:
-                break  # these were all
+                break  # longer runs would lead to no other places
         return TextMatch(best, places) if places else None
 
     def _match(self, place: int, ending: Sequence[int]) -> int:
-        """Returns the number of tokens before a place that are the last ones of `ending`; 0 if no token follows."""
+        """Returns the number of tokens before a place that equal the last tokens of `ending`; 0 if a negative id stands
+        at the place."""
         ids = self._ids
         if ids[place] < 0:
             return 0
@@ -157,17 +157,16 @@ class IndexedText:
         return match
 
     def follow(self, found: TextMatch, token: int) -> TextMatch | None:
-        """Returns the result of `find` after one more token, given the result before it; None if no place is left.
-
-        The longest match has one token more, so it was among the longest ones before.
-        """
+        """Returns the places of `found` at which `token` stands, moved by one, with a match that is one longer; None if
+        no place is left. This is the result of `find` for an ending with `token` appended, but faster."""
         ids, last = self._ids, len(self._ids) - 1
         places = [place + 1 for place in found.places if ids[place] == token and place < last and ids[place + 1] >= 0]
         return TextMatch(min(found.match + 1, MOST_MATCH), places) if places else None
 
     def following(self, places: Sequence[int], most: int) -> list[int]:
-        """Returns the tokens after these places of the text, up to a negative id. Each token is the one after most of
-        the places or, of equally many, after the newest. At its end the text continues as if it repeated itself."""
+        """Returns up to `most` tokens that follow at these places, up to a negative id. Each token is the one that
+        follows at most places; of equals, at the newest place. After the text's last token it goes on with the result
+        itself, as if the text repeated."""
         ids, end = self._ids, len(self._ids)
         tokens = list[int]()
         for index in range(most):

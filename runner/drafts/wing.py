@@ -1,7 +1,7 @@
-"""The wing: finds and loads the model that drafts, and gives an engine its drafts.
+"""The wing that drafts: finds and loads the model that drafts, and adds drafts to an engine.
 
-The model is the one that `--draft` names, the one that lies beside the target in the store, or the target's head.
-"""
+The model that drafts is the model that `--draft` names. With `auto` it is the draft model that lies beside the target
+in the store, or else the target's own head, if there is one."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,21 +31,21 @@ log = Log(__name__)
 
 
 def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> "FoundDraft | None":
-    """Opens the headers of the model that should draft; returns None if there is none. `wish` is the value of
+    """Opens the model that should draft, by its headers. Returns None if there is none. `wish` is the value of
     `--draft`. Raises ModelError if the model cannot be used."""
     if wish == DRAFT_OFF or (wish == DRAFT_AUTO and not target.checkpoint.draft_bytes):
         return None
-    from runner.drafts.kinds import open_draft, open_own_draft  # most models have none
+    from runner.drafts.kinds import open_draft, open_own_draft  # most models have no draft model
 
     return open_own_draft(target, models_dir) if wish == DRAFT_AUTO else open_draft(wish, models_dir)
 
 
 class DraftModelOpener:
-    """Opens the model that drafts before the target is loaded, and loads it afterwards. Refuses an unusable model that
-    `--draft` names, and leaves out any other. Owner: the engine thread."""
+    """Opens the model that drafts before the target is loaded, and loads it afterwards. An unusable model is an error
+    if `--draft` names it; any other unusable model is left out. Owner: the engine thread."""
 
     def __init__(self, settings: Settings, target: OpenedModel) -> None:
-        """Reads only headers. Raises DraftError for a refused model."""
+        """Reads only headers. Raises DraftError if `--draft` names an unusable model."""
         self._settings = settings
         self._target = target
         self._found: FoundDraft | None = None
@@ -55,15 +55,15 @@ class DraftModelOpener:
             self._give_up(error)
 
     def reserved_bytes(self, budget_bytes: int) -> int:
-        """Returns the bytes of the budget that loading the target should leave for the draft model: none if both
-        together exceed it in any case."""
+        """Returns the bytes of the budget that the target should leave for the draft model; 0 if the two models
+        together exceed the budget anyway."""
         needed = 0 if self._found is None else self._found.model.total_bytes
         return needed if needed + self._target.total_bytes <= budget_bytes else 0
 
     def load(self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int) -> DraftModel | None:
-        """Loads the draft model or, with `auto` and no such model, the head of the target; returns None if there is no
-        head. `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the
-        constructor."""
+        """Loads the draft model or, with `--draft auto` and no usable draft model, the target's head. Returns None if
+        there is neither. `loaded` is the target, `tokenizer` is the target's tokenizer, and `budget_bytes` limits both
+        models together. Raises the errors of the constructor."""
         dtype = self._settings.dtype
         if self._found is not None:
             kind, draft = self._found
@@ -71,7 +71,7 @@ class DraftModelOpener:
                 self._found.check(self._target, loaded, tokenizer)
                 rest = max(0, budget_bytes - mx.get_active_memory())
                 model = kind.load(draft, loaded, dtype, rest)
-            except Exception as error:  # MLX raises some of them at the first forward
+            except Exception as error:  # MLX may raise any exception at the first forward
                 self._give_up(error)
             else:
                 nbytes = draft.total_bytes
@@ -80,7 +80,7 @@ class DraftModelOpener:
         names = (*self._target.checkpoint.tensors, *self._target.checkpoint.unreadable)
         if self._settings.draft != DRAFT_AUTO or loaded.undraftable or not any("mtp." in name for name in names):
             return None
-        from runner.drafts.heads.head_plan import load_head  # most models have none
+        from runner.drafts.heads.head_plan import load_head  # most models have no head
 
         rest = max(0, budget_bytes - mx.get_active_memory())
         return load_head(self._target, loaded, dtype, rest)
@@ -93,21 +93,22 @@ class DraftModelOpener:
 
 
 class DraftFacts(Facts, frozen=True, kw_only=True):
-    """The line of `mlx-runner check`, from headers alone. The fields of a model are None if none would draft."""
+    """The line about drafts of `mlx-runner check`, from headers alone. `model` and the three fields after it describe
+    the draft model. They are None if there is none, or if it cannot draft."""
 
     on: bool
     """False with `--draft off`."""
     why_not: str | None = None
-    """The reason why answers of this model are never drafted."""
+    """The reason why answers of this model are never drafted; None if they may be."""
     model: str | None = None
     architecture: str | None = None
     dtype: str | None = None
     bytes: int | None = None
-    """The draft model's weights in memory."""
+    """The bytes of the draft model's weights in memory."""
     head_bytes: int | None = None
-    """The stored bytes of the model's own head for drafts; None if it has none, or another model drafts."""
+    """The stored bytes of the answering model's own head; None if it has no head, or if a draft model drafts."""
     why_no_model: str | None = None
-    """The reason why the model in the store cannot draft."""
+    """The reason why the draft model in the store cannot draft; None if it can, or if there is none."""
 
     @property
     def text(self) -> str:
@@ -124,8 +125,7 @@ class DraftFacts(Facts, frozen=True, kw_only=True):
 
 
 class DraftsWing(Wing):
-    """Adds drafts to an engine, and a model that makes them if there is one. In several ranks only known text
-    drafts."""
+    """Adds drafts to an engine: from known text and, in a single rank, by a model that drafts, if there is one."""
 
     name = "drafts"
 
@@ -134,7 +134,7 @@ class DraftsWing(Wing):
         self._model: DraftModel | None = None
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
-        """Raises ModelError if `--draft` names a model that cannot draft."""
+        """Returns the `DraftFacts` of a model. Raises ModelError if `--draft` names a model that cannot draft."""
         return {} if found is None else {"drafts": self._facts(settings, found)}
 
     def _facts(self, settings: CheckSettings, found: Examined) -> DraftFacts:
@@ -160,13 +160,13 @@ class DraftsWing(Wing):
         return DraftFacts(on=on, model=draft.name, architecture=draft.architecture, dtype=dtype, bytes=nbytes)
 
     def reserve(self, parts: Parts) -> int:
-        """Raises DraftError for a refused model."""
+        """Opens the model that drafts, and reserves its bytes. Raises the errors of `DraftModelOpener`."""
         if parts.ranks is None:
             self._opener = DraftModelOpener(parts.settings, parts.model)
         return self._opener.reserved_bytes(parts.budget_bytes) if self._opener is not None else 0
 
     def load(self, parts: Parts) -> None:
-        """Raises as `reserve`."""
+        """Loads the model that drafts. Raises the errors of `DraftModelOpener.load`."""
         if self._opener is not None:
             self._model = self._opener.load(parts.loaded, parts.tokenizer, parts.budget_bytes)
 
@@ -180,7 +180,7 @@ class DraftsWing(Wing):
         if undraftable:
             log.info("answers are not drafted", why=undraftable)
         most, at_once = parts.settings.draft_tokens, self._model is not None and self._model.at_once
-        alone = parts.ranks is None  # followers know nothing of padding
+        alone = parts.ranks is None  # other ranks would not skip padding
         skips_padding = parts.on_cpu and alone and cpu.skips_padding() and parts.loaded.is_packed
         costs = CPU_COSTS if parts.on_cpu else GPU_COSTS
         policy = DraftPolicy(most, costs, at_once=at_once, skips_padding=skips_padding)

@@ -1,11 +1,11 @@
 """DFlash: models that draft a block of tokens in one forward, from hidden states of their target.
 
-The block is the last token of the text and a mask token for each draft. Its rows see each other, and a context: keys
-and values that are made of hidden states after chosen layers of the target. The table of embeddings and the output
-layer are the target's.
+The block is the last token of the text and a mask token for each draft. The rows of a block attend to each other and to
+a context. The context is keys and values, made of the outputs of chosen layers of the target. A DFlash draft uses the
+target's table of embeddings and the target's output layer.
 
-Read in this order: `dflash_config` (config.json, and opening by headers, without MLX), `drafter` (its layers and its
-drafts), `fitting` (checking against the target, and loading). All but `dflash_config` belongs to the engine thread.
-"""
+Read in this order: `dflash_config` reads config.json and opens a draft by its headers, without MLX; `drafter` has the
+network and drafts with it; `fitting` checks a draft against a target, and loads it. Owner of the last two: the engine
+thread."""
 
 import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm

@@ -1,4 +1,4 @@
-"""The headers of a DFlash draft: `config.json`, and the names of its tensors."""
+"""Reads the headers of a DFlash draft: `config.json`, and the names of the tensors."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,22 +20,22 @@ _MOST_TOKENS = 1 << 31
 
 
 class Rope(NamedTuple):
-    """The rotary embedding of positions."""
+    """The parameters of the rotary embedding, which gives queries and keys their positions."""
 
     width: int
     base: float
     scaling: Config | None
-    """The fields that mlx-lm reads; None without scaling."""
+    """The fields of `config.json` from which mlx-lm computes the scaling; None without scaling."""
     most_tokens: int
     interleaved: bool
-    """True if neighbouring numbers make pairs, False if numbers of the two halves of a row do."""
+    """True if each number is rotated together with its neighbour, False if together with one of the other half."""
 
 
 class DFlashConfig(NamedTuple):
-    """The computation of a draft, and its target."""
+    """The sizes and rules by which a DFlash draft computes, and what it expects of its target."""
 
     width: int
-    """The width of hidden states, the target's and its own."""
+    """The width of the hidden states of the draft, and of those of the target."""
     inner_width: int
     heads: int
     key_heads: int
@@ -43,24 +43,24 @@ class DFlashConfig(NamedTuple):
     eps: float
     rope: Rope
     windows: tuple[int, ...]
-    """For each layer the number of tokens that a row sees, itself included; 0 for all."""
+    """For each layer, the number of tokens to which a row attends, with the row's own; 0 if it attends to all."""
     causal: tuple[bool, ...]
-    """For each layer True if a row sees only earlier rows of its block."""
+    """For each layer, True if a row of a block attends only to itself and earlier rows, False if to all rows."""
     context_norm: bool
-    """True if each layer normalizes the context like its own input."""
+    """True if each layer normalizes the context by the norm of the layer's own input."""
     block: int
-    """The most rows of a block: a token and its drafts."""
+    """The most rows of a block: one for the last token of the text, and one for each draft."""
     mask_token: int
     taps: tuple[int, ...]
-    """The layers of the target whose outputs are the context."""
+    """The layers of the target, by number, whose outputs become the context."""
     target_layers: int
     """The number of layers of the target; 0 if unknown."""
     vocab_size: int
-    """The vocabulary of the target; 0 if unknown."""
+    """The number of tokens in the target's vocabulary; 0 if unknown."""
 
 
 def read_dflash_config(config: Config, architecture: str) -> DFlashConfig:
-    """Reads `config`. Raises ModelError for missing and senseless fields."""
+    """Reads the fields of `config`, the draft's `config.json`. Raises ModelError for missing and invalid fields."""
     nested = config.get("dflash_config")
     own = {**config, **nested} if isinstance(nested, dict) else config
     layers = size(config, "num_hidden_layers", most=_MOST_LAYERS)
@@ -81,7 +81,7 @@ def read_dflash_config(config: Config, architecture: str) -> DFlashConfig:
     block = size(own, "block_size", most=_MOST_BLOCK)
     if block < 2:
         raise ModelError(f"config.json: invalid block_size: {block}")
-    # The window of a Glimmer's draft does not count the row itself.
+    # The field of a Glimmer draft does not count the row itself, but `windows` does.
     seen = window + (architecture == GLIMMER)
     return DFlashConfig(
         width=width,
@@ -127,12 +127,12 @@ def _rope(config: Config, head_width: int, kind: str) -> Rope:
 
 _FAMILY = Family("dflash")
 _NOT_OURS = ("quantization", "quantization_config", "quantize_activations")
-"""The fields of `config.json` about the stored tensors of other packages."""
+"""The fields of `config.json` that do not describe the draft's tensors as they are stored here."""
 _RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 
 
 def open_dflash(checkpoint: ModelCheckpoint) -> OpenedModel:
-    """Interprets the checkpoint of a DFlash draft. Raises ModelError."""
+    """Interprets the headers of a DFlash draft. Raises ModelError if they are invalid."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     tensors: dict[str, LogicalTensor] = {}

@@ -1,4 +1,4 @@
-"""A DFlash draft: its layers, their context, and its drafts."""
+"""The network of a DFlash draft, the context to which its layers attend, and the drafter that uses both."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,27 +20,27 @@ from runner.drafts.target import Draw, Target
 
 
 class OptionalTensors(NamedTuple):
-    """The optional tensors of a draft."""
+    """The optional tensors that a DFlash draft has."""
 
     gates: bool
-    """A gate for each head of its attention."""
+    """True if each head of attention has a gate."""
     tap_norms: bool
-    """A norm for each tapped layer's hidden states."""
+    """True if the outputs of each tapped layer have a norm of their own."""
     biases: bool
-    """Biases of queries, keys and values."""
+    """True if queries, keys and values have biases."""
 
 
 class BlockContext(NamedTuple):
-    """Keys and values of consecutive tokens of some texts, with a row for each text."""
+    """The context of some texts: for each text, a row of keys and values of consecutive tokens."""
 
     layers: Sequence[KVRows]
     starts: Sequence[int]
-    """The place of the first token of each row in its text."""
+    """For each row, the position in the text of the first token."""
 
 
 class _Attention(Module):
     def __init__(self, config: DFlashConfig, parts: OptionalTensors, window: int, *, causal: bool) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's `__init__` is not typed
         queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
         self.q_proj = Linear(config.width, queries, bias=parts.biases)
         self.k_proj = Linear(config.width, keys, bias=parts.biases)
@@ -57,13 +57,13 @@ class _Attention(Module):
         self._rope = initialize_rope(rope.width, rope.base, rope.interleaved, rope.scaling, rope.most_tokens)
 
     def remember(self, x: mx.array, cache: KVRows, starts: mx.array) -> tuple[mx.array, mx.array]:
-        """Adds the keys and values of `x` [B, S, D] to the cache, whose rows begin at these places, int [B]. Returns
-        all keys and values of the cache."""
+        """Adds the keys and values of `x` [B, S, D] to the cache. Returns all keys and values of the cache. `starts`,
+        int [B], has the positions in the texts at which the rows of the cache begin."""
         keys = self._rope(self._split(self.k_norm, self.k_proj(x)), offset=starts + cache.offset)
         return cache.update_and_fetch(keys, self._split(None, self.v_proj(x)))
 
     def __call__(self, x: mx.array, cache: KVRows, starts: mx.array) -> mx.array:
-        """Returns the attention of the rows of a block, `x` [B, L, D], and adds them to the cache."""
+        """Returns the attention of the rows `x` [B, L, D] of blocks, and adds their keys and values to the cache."""
         mask = cache.make_mask(x.shape[1], window_size=self._window, causal=self._causal)
         queries = self._rope(self._split(self.q_norm, self.q_proj(x)), offset=starts + cache.offset)
         keys, values = self.remember(x, cache, starts)
@@ -75,7 +75,7 @@ class _Attention(Module):
         return self.o_proj(seen.flatten(2))
 
     def _split(self, norm: Module | None, projected: mx.array) -> mx.array:
-        """Returns [B, H, L, W] for [B, L, H W]."""
+        """Splits [B, L, H W] into H heads, [B, H, L, W], and applies `norm` to each row of width W."""
         heads = mx.unflatten(projected, -1, (-1, self._width))
         return cast("mx.array", heads if norm is None else norm(heads)).swapaxes(1, 2)
 
@@ -109,7 +109,7 @@ class _Layer(Module):
 
 
 class DFlashModule(Module):
-    """The network of a draft, with random lazy weights at first."""
+    """The network of a DFlash draft. A new one has random lazy weights."""
 
     def __init__(self, config: DFlashConfig, parts: OptionalTensors) -> None:
         Module.__init__(self)
@@ -124,14 +124,14 @@ class DFlashModule(Module):
         self.norm = RMSNorm(config.width, config.eps)
 
     def remember(self, features: mx.array, context: BlockContext) -> None:
-        """Adds the features [B, S, T D] of the next tokens to the context. Lazy."""
+        """Adds tokens to the context (lazy). `features` [B, S, T D] are the outputs of T tapped layers side by side."""
         x, starts = self._projected(features), mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
             layer.remember(x, cache, starts)
 
     def __call__(self, embedded: mx.array, context: BlockContext) -> mx.array:
-        """Returns the lazy states [B, L, D] of blocks after the context, for the embeddings of their tokens, [B, L, D].
-        Adds the blocks to the context."""
+        """Returns the lazy hidden states [B, L, D] of blocks after the context. `embedded` [B, L, D] has the embeddings
+        of the blocks' tokens. Adds the blocks to the context."""
         x, starts = embedded, mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
             x = layer(x, cache, starts)
@@ -145,13 +145,13 @@ class DFlashModule(Module):
 
 
 _MOST_ROWS = 512
-_PART_TOKENS = 64  # the tokens of a text that are read beside a step of its answer
+_PART_TOKENS = 64  # the most tokens of a text that are read in one step before drafting
 CONTEXT_TOKENS = 2048
-"""The context has at least this many of the last tokens, or as many as layers see, and less than twice as many."""
+"""The context has at least this many last tokens of texts, or as many as layers attend to, and less than twice that."""
 
 
 class BlockDraft(NamedTuple):
-    """A draft and its target. Owner: the engine thread."""
+    """A DFlash draft with its target. Owner: the engine thread."""
 
     config: DFlashConfig
     module: DFlashModule
@@ -159,30 +159,30 @@ class BlockDraft(NamedTuple):
 
     @property
     def tapped(self) -> list[Module]:
-        """The layers of the target whose outputs make the context."""
+        """The layers of the target whose outputs become the context."""
         return [self.target.layers[tap] for tap in self.config.taps]
 
     def make_layers(self, rows: int) -> list[KVRows]:
-        """Returns fresh layers of a context of this many texts."""
+        """Returns the empty layers of a context for `rows` texts."""
         return [KVRows(None, [[]] * rows, [0] * rows) for _ in self.config.windows]
 
     def logits(self, tokens: Sequence[int], count: int, context: BlockContext) -> mx.array:
-        """Returns the lazy logits [B, count, V] of the tokens after `tokens`, which follow the context. Adds the blocks
-        to the context."""
+        """Returns the lazy logits [B, count, V] of the `count` tokens after `tokens`. `tokens` has for each text the
+        token that follows the context. Adds the blocks to the context."""
         blocks = mx.array([[token, *[self.config.mask_token] * count] for token in tokens])
         states = self.module(self.target.embed(blocks), context)
         return self.target.unembed(states[:, 1:])
 
 
 class BlockText(RowText):
-    """A text of which a draft has a context. Owner: the engine thread."""
+    """A text with a context for a DFlash draft. Owner: the engine thread."""
 
     def __init__(self) -> None:
         super().__init__()
         self.recorded: Sequence[int] = ()
-        """The text of the context, and the tokens since then."""
+        """The whole text, to which its session adds tokens."""
         self.lacks = False
-        """True if more is left to read than fits beside a block."""
+        """True if more tokens are left to read than can be read together with a block."""
 
     def go_back(self, to: int) -> None:
         super().go_back(to)
@@ -192,14 +192,13 @@ class BlockText(RowText):
 
 
 class BlockDrafter(RowDrafter[BlockText]):
-    """Drafts with a DFlash draft: all tokens of all answers in one forward.
+    """Drafts with a DFlash draft: all tokens of all answers in one forward. Owner: the engine thread.
 
-    The context begins at the first token whose features it has seen, so it lacks tokens that a cache has restored.
-    Drafts get worse for it, answers never. Owner: the engine thread.
-    """
+    The context begins at the first token whose features the drafter has seen. So it lacks the tokens that the target
+    takes from the prefix cache. This makes drafts worse, but never changes answers."""
 
     at_once = True
-    longest_forward = sys.maxsize  # the tap keeps the last rows of a prompt, however long
+    longest_forward = sys.maxsize  # every forward is followed, since the tap keeps only its last rows
 
     def __init__(
         self, name: str, dflash: BlockDraft, most_rows: int = _MOST_ROWS, context_tokens: int = CONTEXT_TOKENS
@@ -209,8 +208,8 @@ class BlockDrafter(RowDrafter[BlockText]):
         windows = dflash.config.windows
         seen = min(context_tokens, max(windows)) if all(windows) else context_tokens
         self.context_tokens = max(seen, 2 * most_rows)
-        """The tokens that texts with drafts together share. The context of one is cut, now and then, before it has
-        twice its share."""
+        """The tokens of context that all texts with drafts share evenly. The context of a text is cut to its share
+        before it has twice as many tokens."""
         dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
         row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
         layers = dflash.make_layers(1)
@@ -235,7 +234,7 @@ class BlockDrafter(RowDrafter[BlockText]):
             if self._follow(answer, text):
                 known.append(text)
                 text.lacks = answer.position - text.at > _PART_TOKENS
-            if text.lacks and not parts:  # one text at a time
+            if text.lacks and not parts:  # only one text is read in a step
                 parts[text] = text.at + _PART_TOKENS
         self.turn_to(known)
         if known:
@@ -260,7 +259,7 @@ class BlockDrafter(RowDrafter[BlockText]):
         self._read({text: answer.position for answer, text in zip(answers, texts, strict=True)})
         most = min(most, self.dflash.config.block - 1)
         rows = [self._rows.index(text) for text in texts]
-        tokens = [0] * len(self._rows)  # texts that are still read are padded
+        tokens = [0] * len(self._rows)  # texts that lack tokens keep their rows, with token 0
         for row, answer in zip(rows, answers, strict=True):
             tokens[row] = answer.session.recorded[-1]
         logits = self.dflash.logits(tokens, most, self._context)
@@ -274,7 +273,7 @@ class BlockDrafter(RowDrafter[BlockText]):
 
     def _read(self, stops: Mapping[BlockText, int]) -> None:
         counts = [stops.get(text, text.at) - text.at for text in self._rows]
-        self.stand()  # without the last blocks
+        self.stand()  # removes the last blocks from the context
         if not any(counts):
             return
         read = zip(self._rows, counts, strict=True)
@@ -288,7 +287,7 @@ class BlockDrafter(RowDrafter[BlockText]):
         self.stand()
 
     def _cut(self, most: int) -> None:
-        """Cuts the context of each text to its last `most` tokens, before it has twice as many."""
+        """Cuts contexts that could soon have twice `most` tokens to their last `most` tokens."""
         kept = [most if text.held >= 2 * most - self._most_rows else text.held for text in self._rows]
         if kept == [text.held for text in self._rows]:
             return
@@ -299,11 +298,11 @@ class BlockDrafter(RowDrafter[BlockText]):
             layer.keep_last(kept)
 
     def _follow(self, answer: DraftedAnswer, text: BlockText) -> bool:
-        """Makes the context of a text end where the waiting features before the answer's position begin. Returns False
-        if too little is known."""
+        """Makes the context of a text continue without a gap in the features that wait to be read, up to the answer's
+        position. Begins a new context if need be. Returns False if features before the position are missing."""
         position, recorded = answer.position, answer.session.recorded
         if recorded is not text.recorded and recorded[: text.at] != text.recorded[: text.at]:
-            text.begin(0)  # the layers of the target belong to another answer now
+            text.begin(0)  # another answer, with another text, now uses the layer that stands for the text
         text.recorded = recorded
         if text.at >= position:
             text.held = max(0, position - text.start)

@@ -22,13 +22,13 @@ _TRIED_TOKENS = 2
 
 
 def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
-    """Returns the parts of a model, which may be made of placeholders. Raises ModelError if the draft was made for
-    another model, or the model lacks a part."""
+    """Returns the parts of the target `loaded` that the draft uses. The target may be made of placeholders. Raises
+    ModelError if the draft was made for another model, or if the target lacks a part."""
     try:
         target = target_of(loaded)
         rows = target.embed(mx.zeros((1, 1), mx.uint32))
         width, vocab_size = rows.shape[-1], target.unembed(rows).shape[-1]
-    except Exception as error:  # a model of another build may raise any
+    except Exception as error:  # a model of another structure may raise any exception
         raise ModelError(f"the model lacks a part that the draft shares ({type(error).__name__}: {error})") from error
     for what, wanted, found in (
         ("layers", config.target_layers, len(target.layers)),
@@ -45,23 +45,21 @@ def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
 
 
 def check_dflash(opened: OpenedModel, loaded: LoadedModel) -> None:
-    """Raises ModelError unless the draft was made for a model like this one, which may be made of placeholders."""
+    """Raises ModelError unless the draft fits the target `loaded`, which may be made of placeholders."""
     block_target(read_dflash_config(opened.config, opened.architecture), loaded)
 
 
 def plan_dflash(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[DFlashModule, DtypePlan]:
     """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if a tensor does not fit,
-    or the weights exceed the budget."""
+    or if the weights exceed `budget_bytes`."""
     return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
 
 
 def load_dflash(
     opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> BlockDrafter:
-    """Loads a draft for a loaded model. Raises ModelError if it cannot be used, and the errors of its first forward.
-
-    `dtype` is as for `weights.loading.load`, and `budget_bytes` the rest of the budget.
-    """
+    """Loads a draft for the target `loaded`. Raises ModelError if the draft cannot be used, and the errors of the first
+    forward. `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left."""
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded)
     module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes)
@@ -71,7 +69,8 @@ def load_dflash(
 
 
 def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
-    """Drafts once, since MLX refuses some layers only then. Computes only the shapes of the target's outputs."""
+    """Drafts once, since MLX refuses some layers only when they compute. Raises ModelError if the target's layers have
+    other outputs than the draft reads. Builds a forward of the target for their shapes, but does not compute it."""
     layers = loaded.make_layers()
     if not text_rows(layers):
         raise ModelError("no layer of the model counts the tokens that it has seen")
@@ -87,7 +86,7 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModule:
-    """Builds the draft with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
+    """Builds the draft's module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
     config = read_dflash_config(opened.config, opened.architecture)
     names = opened.tensors.keys()
     if len(config.windows) > len(names):
@@ -106,7 +105,7 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModul
 
 
 def _with_split(weights: Weights, queries: int, keys: int) -> Weights:
-    """Splits fused weights into those of queries, keys and values."""
+    """Splits each fused tensor into one tensor for `queries` rows, and two for `keys` rows: of keys and of values."""
     result: Weights = {}
     for name, array in weights.items():
         match = _FUSED.fullmatch(name)

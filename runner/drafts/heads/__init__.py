@@ -1,7 +1,6 @@
-"""Heads that draft: small models in the packages of larger ones, which predict the token after the next one from the
-hidden states of their target (multi-token prediction). Owner: the engine thread.
+"""Heads that draft: small networks that come in the package of a larger model, the target. From the target's hidden
+states a head predicts the token after the next one (multi-token prediction). Owner: the engine thread.
 
-Read in this order: `head` (a head, its drafts, and the modules of two families), `head_plan` (finding and loading it).
-"""
+Read in this order: `head` has the networks of two families and the drafter; `head_plan` finds and loads a head."""
 
 import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm

@@ -1,4 +1,5 @@
-"""A head and its drafts, and the heads of families: Qwen 3.5, dense and with experts, and Qwen3-Next; Nemotron-H."""
+"""The drafter that uses a head, and the networks of heads: of Qwen 3.5, dense or with experts, and Qwen3-Next in one
+class, and of Nemotron-H."""
 
 import copy
 import re
@@ -22,61 +23,61 @@ from runner.model.weights.experts import Weights
 
 
 class HeadModule(Module):
-    """The weights that a head has of its own."""
+    """The network of a head, without the parts that the target lends to it."""
 
     layers: list[Module]
     attentions: int
-    """The number of layers that have a cache."""
+    """The number of the head's layers with attention: each needs a cache."""
 
     def __init__(self) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's `__init__` is not typed
 
     @classmethod
     @abstractmethod
     def of_target(cls, args: object, names: Collection[str]) -> Self:
-        """Returns the head with tensors of these names, for a target made from `args`. Its parameters are random and
-        lazy. Raises ModelError if there is no such head."""
+        """Returns a head for a target made from `args`. `names` are the names of the head's tensors. The parameters are
+        random and lazy. Raises ModelError if the tensors make no head of this family."""
 
     @abstractmethod
     def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
-        """Maps the embeddings of the next tokens and the hidden states before them, [B, L, D] each, to the hidden
-        states of the head, [B, L, D], and advances `layers`."""
+        """Maps the embeddings of tokens and the hidden states before those tokens, [B, L, D] each, to the head's hidden
+        states [B, L, D]. Advances `layers`."""
 
     @classmethod
     def renamed(cls, names: Collection[str]) -> dict[str, str]:
-        """Maps the names of tensors after `mtp.` to the names that `sanitize` knows."""
+        """Maps the stored names of tensors, without `mtp.`, to the names that `sanitize` knows."""
         return {name: name for name in names}
 
     @classmethod
     @abstractmethod
     def sanitize(cls, weights: Weights, *, shifted: Collection[str]) -> Weights:
-        """Returns the weights under the names of the parameters. Adds 1 to the norms in `shifted`, which lack it."""
+        """Returns the weights by the names of parameters. Adds 1 to the norms in `shifted`: they are too small by 1."""
 
 
 class Head(NamedTuple):
-    """A head and its target's parts. Owner: the engine thread."""
+    """A head with the parts of its target. Owner: the engine thread."""
 
     module: HeadModule
     target: Target
 
     def make_layers(self, rows: int = 1) -> list[KVRows]:
-        """Returns fresh layer caches for this many texts."""
+        """Returns empty layer caches for `rows` texts."""
         return [KVRows(None, [[]] * rows, [0] * rows) for _ in range(self.module.attentions)]
 
     def states(self, hidden: mx.array, tokens: mx.array, layers: Sequence[KVRows]) -> mx.array:
-        """Returns the head's lazy hidden states [B, L, D] for `hidden` [B, L, D], of the target or its own, and the
-        tokens [B, L] after them. Advances `layers`."""
+        """Returns the head's lazy hidden states [B, L, D]. `hidden` [B, L, D] are hidden states of the target or the
+        head, and `tokens` [B, L] are the tokens after them. Advances `layers`."""
         return self.module(self.target.embed(tokens), hidden, layers)
 
 
 _MOST_ROWS = 256
 _MOST_SLOTS = 4096
-"""The most slots of all texts that are drafted together. A text with more than its share begins anew, so the layers of
-the head stay small."""
+"""The most slots (see `HeadDrafter`) of all texts that are drafted together. A text that would exceed its even share
+begins anew, so that the layers of the head stay small."""
 
 
 class HeadText(RowText):
-    """A text that a head reads: its places are slots. Owner: the engine thread."""
+    """A text that a head reads. Its places are the slots of `HeadDrafter`. Owner: the engine thread."""
 
     def go_back(self, to: int) -> None:
         super().go_back(to)
@@ -85,15 +86,14 @@ class HeadText(RowText):
 
 
 class HeadDrafter(RowDrafter[HeadText]):
-    """Drafts with the model's own head.
+    """Drafts with the target's own head. Owner: the engine thread.
 
-    Slot i of a text stands for token i, whose hidden state the target has computed, and for token i + 1. Its logits
-    predict token i + 2. A text need not be followed from its beginning: drafts get worse, answers never. Owner: the
-    engine thread.
+    *Slot* i of a text joins the target's hidden state of token i with the embedding of token i + 1. The logits of slot
+    i predict token i + 2. The head may miss the beginning of a text: drafts are worse then, but answers are the same.
     """
 
     def __init__(self, head: Head, most_rows: int = _MOST_ROWS, most_slots: int = _MOST_SLOTS) -> None:
-        """Computes a state with the head. Raises the errors of that."""
+        """Computes a hidden state with the head, and raises the errors of that forward."""
         super().__init__("the model's own head", [head.target.norm], most_rows, HeadText, head.make_layers)
         self.head = head
         self._most_slots = most_slots
@@ -109,7 +109,7 @@ class HeadDrafter(RowDrafter[HeadText]):
 
     def prepare(self, answer: DraftedAnswer, text: HeadText, layers: Sequence[object]) -> bool:  # noqa: ARG002
         position, recorded = answer.position, answer.session.recorded
-        if position == text.at and text.held:  # the last slot is read once more
+        if position == text.at and text.held:  # nothing is left to read, so the head reads the last slot again
             text.held -= 1
         first = text.first_waiting(position)
         if first is None:
@@ -140,7 +140,7 @@ class HeadDrafter(RowDrafter[HeadText]):
         return read_drafts(drafts)
 
     def _read(self, answers: Sequence[DraftedAnswer]) -> mx.array:
-        """Reads the tokens of the texts that the target has seen. Returns the states of their last slots, [B, 1, D]."""
+        """Reads all tokens that the target has seen. Returns the head's states of each text's last slot, [B, 1, D]."""
         counts = [answer.position - text.at for answer, text in zip(answers, self._rows, strict=True)]
         longest, most = max(counts), self._most_slots // len(counts)
         hidden, tokens = list[mx.array](), list[list[int]]()
@@ -149,7 +149,7 @@ class HeadDrafter(RowDrafter[HeadText]):
                 text.begin(text.at)
             hidden.append(padded(text.waiting(text.at, answer.position), longest))
             tokens.append([*answer.session.recorded[text.at + 1 : answer.position + 1], *[0] * (longest - count)])
-        self.stand()  # without what was drafted
+        self.stand()  # removes the slots of earlier drafts
         states = self.head.states(mx.concatenate(hidden), mx.array(tokens), self._layers)
         for text, count in zip(self._rows, counts, strict=True):
             text.held += count
@@ -166,7 +166,7 @@ _QWEN_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 class QwenHead(HeadModule):
-    """The head of Qwen: full attention over the row of the next token, joined with the hidden state before it."""
+    """The head of Qwen 3.5 and Qwen3-Next: layers with full attention over slots (see `HeadDrafter`)."""
 
     def __init__(self, width: int, eps: float, layers: list[Module]) -> None:
         super().__init__()
@@ -219,8 +219,8 @@ class QwenHead(HeadModule):
 
     @classmethod
     def norms(cls, names: Collection[str], *, all_of_them: bool) -> set[str]:
-        """Returns the norms among these names whose published weights lack 1: all norms, or only those outside of
-        layers, to which one release did not add it."""
+        """Returns the norms among these names whose stored weights are too small by 1. With `all_of_them`, as in the
+        source, these are all norms; else, as in one release of Ollama, the norms outside of layers."""
         found = {name for name in names if name in _QWEN_NORMS}
         return found | {name for name in names if _QWEN_NORM.fullmatch(name)} if all_of_them else found
 
@@ -231,7 +231,7 @@ _NEMOTRON_KINDS = (
     ("M", re.compile(r"mixer\.(?:in_proj|conv1d|A_log)")),
     ("-", re.compile(r"mixer\.(?:up|down)_proj\.")),
 )
-"""The name of a kind of layer in mlx-lm, and the tensors that only this kind has."""
+"""For each kind of layer, by mlx-lm's name: a pattern of tensors that only this kind has."""
 _NEMOTRON_NAMES = {
     "enorm.weight": ("pre_fc_norm_embedding.weight", "layers.{first}.enorm.weight"),
     "hnorm.weight": ("pre_fc_norm_hidden.weight", "layers.{first}.hnorm.weight"),
@@ -240,13 +240,13 @@ _NEMOTRON_NAMES = {
         "norm.weight", "shared_head.norm.weight", "layers.{last}.final_layernorm.weight",
     ),
 }  # fmt: skip
-"""Parameter -> its names in packages. The first one that a package has counts."""
+"""Parameter -> the names that packages give to its tensor. The first name that a package has counts."""
 _NEMOTRON_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _NEMOTRON_EXPERTS = re.compile(r"(.+\.mixer\.switch_mlp)\.(up|down)_proj\.weight")
 
 
 class NemotronHead(HeadModule):
-    """The head of Nemotron-H: attention, experts or plain projections after the joined input."""
+    """The head of Nemotron-H: layers of attention, experts or plain projections over slots (see `HeadDrafter`)."""
 
     def __init__(self, args: nemotron_h.ModelArgs, kinds: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Finds the head in an opened model, and loads it. A fault of the head costs the head, never the model."""
+"""Finds the head in an opened model, and loads it. If the head has a fault, the model is used without it."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -24,27 +24,27 @@ HEADS: dict[str, type[HeadModule]] = {
     "qwen3_5_moe": QwenHead,
     "qwen3_next": QwenHead,
 }
-"""Module of mlx-lm (`Family.module`) -> its head."""
+"""Module of mlx-lm for the target (`Family.module`) -> the class of the target's head."""
 
 _HEAD = re.compile(r"(?:(?:model|language_model)\.)*mtp\.")
 _BEGINS = re.compile(r"(?:fc|layers\.\d+\.eh_proj)\.weight")
-"""The tensor that every head has. Configs promise heads that packages lack."""
+"""A tensor that every head has. It shows that a package has a head; `config.json` may promise one that is missing."""
 _TEXT_ONLY = ("quantization_config", "quantize_activations")
-"""The fields of `config.json` about the text model's layers."""
+"""The fields of `config.json` that hold for the text model's layers, but not for the head's."""
 
 
 class HeadPlan(NamedTuple):
-    """The head of one model, from headers alone. Immutable; holds no array."""
+    """A plan for loading the head of one model, made from headers alone. Immutable; holds no array."""
 
     kind: type[HeadModule]
     opened: OpenedModel
-    """The model with the head's tensors instead of its own, under the names that `kind.sanitize` knows."""
+    """The opened model, but with the head's tensors, under the names that `kind.sanitize` knows."""
     shifted: frozenset[str]
-    """The norms that lack 1."""
+    """The norms of the head whose stored weights are too small by 1."""
 
 
 def plan_head(opened: OpenedModel) -> HeadPlan | None:
-    """Returns the plan for the head of a model; None if it has none. Raises ModelError for a broken head."""
+    """Returns the plan for the head of a model; None if the model has no head. Raises ModelError for a broken head."""
     kind = HEADS.get(opened.family.module)
     if kind is None:
         return None
@@ -69,16 +69,14 @@ def plan_head(opened: OpenedModel) -> HeadPlan | None:
 def load_head(
     opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> HeadDrafter | None:
-    """Loads the head of a loaded model; returns None if it has none. Logs the reason if a head cannot be used.
-
-    `dtype` is as for `weights.loading.load`, and `budget_bytes` the rest of the budget.
-    """
+    """Loads the head of the model `loaded`. Returns None if there is no head, or if it cannot be used: then the reason
+    is logged. `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left."""
     try:
         plan = plan_head(opened)
         return None if plan is None else _loaded(plan, loaded, dtype, budget_bytes)
     except ModelError as error:
         why = str(error)
-    except Exception as error:  # MLX and mlx-lm may raise any
+    except Exception as error:  # MLX and mlx-lm may raise any exception
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
     log.warning("the model's head for drafts cannot be used", why=why)
     return None
@@ -97,20 +95,21 @@ def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int |
 
 
 def _own(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
-    """Returns the tensors of the head, by their names after `mtp.`."""
+    """Returns the tensors of the head, by their names without `mtp.` and what precedes it."""
     return {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := _HEAD.match(name))}
 
 
 def _shifted(opened: OpenedModel, names: Collection[str]) -> set[str]:
-    """Returns the norms whose stored weights lack 1 (docs/internals/store.md, 1.6): all of them if the tensors are the
-    source's, as the shape of convolutions shows. A release of Ollama added it to some."""
+    """Returns the norms whose stored weights are too small by 1 (docs/internals/store.md, 1.6). These are all norms if
+    the tensors are stored as in the source, which the shape of convolutions shows. Else, in a package of Ollama's
+    store, these are the norms to which one release did not add 1."""
     convolutions = [part.weight for name, part in opened.tensors.items() if name.endswith("conv1d.weight")]
     raw = any(part.shape[-1] != 1 for part in convolutions)
     return QwenHead.norms(names, all_of_them=raw) if raw or opened.checkpoint.from_store else set()
 
 
 def _assembled(plan: HeadPlan, args: object, arrays: Mapping[str, Arrays]) -> HeadModule:
-    """Builds the head with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
+    """Builds the head's module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
 
     def sanitize(weights: Weights) -> tuple[HeadModule, Weights]:
         module = plan.kind.of_target(args, plan.opened.tensors.keys())
