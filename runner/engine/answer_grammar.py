@@ -11,9 +11,8 @@ if TYPE_CHECKING:
 
 
 class Guidance(Protocol):
-    """Leads one answer through its grammar. A guide knows which tokens must come next, which tokens may come next, and
-    when the answer is complete. After `take` or `restart`, call `wait` before the next question. Owner: the engine
-    thread."""
+    """Leads one answer through its grammar. A guide knows which tokens must come next, which may come next, and when
+    the answer is complete. After `take` or `restart`, call `wait` before asking. Owner: the engine thread."""
 
     @property
     def complete(self) -> bool:
@@ -26,23 +25,20 @@ class Guidance(Protocol):
         ...
 
     def wait(self, patience_s: float) -> bool:
-        """Waits at most `patience_s` seconds. Returns True if the grammar has followed all tokens, so that `mask` has
-        an answer."""
+        """Waits at most `patience_s` seconds. Returns True if the grammar has followed all tokens."""
         ...
 
     def take(self, *tokens: int) -> None:
-        """Continues the answer with `tokens`. None of `tokens` may end the answer. If the grammar refuses a token, the
-        next `mask` raises."""
+        """Continues the answer with `tokens`, none of which ends it. If the grammar refuses one, the next `mask`
+        raises."""
         ...
 
     def forced(self, most: int) -> list[int]:
-        """Continues the answer with the tokens that must come next, at most `most` of them, and returns these
-        tokens."""
+        """Continues the answer with the tokens that must come next, `most` at most. Returns these tokens."""
         ...
 
     def mask(self) -> bytes:
-        """Returns one bit for each token of the vocabulary. The bit is set if the token may come next or may end the
-        answer.
+        """Returns one bit for each token of the vocabulary, set if the token may come next or may end the answer.
 
         Raises:
             RequestError: the answer cannot go on: no token is allowed, the last token was not allowed,
@@ -82,8 +78,7 @@ class StateTape(Protocol):
         ...
 
     def receive(self, own: Callable[[], tuple[float, bytes] | None]) -> tuple[float, bytes] | None:
-        """Returns the processor time of the next state, in seconds, and that state. Returns None until the state has
-        arrived."""
+        """Returns the processor time of the next state, in seconds, and the state. None until the state has arrived."""
         ...
 
     def clock(self) -> float:
@@ -95,8 +90,7 @@ class Grammar(Protocol):
     """A compiled grammar, reserved for one answer."""
 
     def guide(self, tape: StateTape | None = None) -> Guidance | None:
-        """Returns the guide of the answer, whose states go through `tape` if one is given. Returns None after
-        `release`."""
+        """Returns the guide of the answer; its states go through `tape` if given. None after `release`."""
         ...
 
     def release(self) -> None:
@@ -143,8 +137,7 @@ class AnswerGrammar:
         return self.guide is None or self.guide.wait(patience_s)
 
     def forced(self, most: int) -> list[int]:
-        """Continues the answer with tokens that must come next, at most `most` or 64 (`_JUMP_TOKENS`) of them. Returns
-        these tokens."""
+        """Continues the answer with at most `most` tokens that must come next, and at most 64. Returns these tokens."""
         return self.guide.forced(min(most, _JUMP_TOKENS)) if self.guide is not None and not self._draws_all else []
 
     def look_ahead(self, drafts: Sequence[int], patience_s: float) -> "tuple[list[Mask], set[int]]":
@@ -157,8 +150,7 @@ class AnswerGrammar:
         return [self.guide.bit(mask) if isinstance(mask, int) else mask for mask in ahead], forced
 
     def restart(self, answer: Sequence[int]) -> None:
-        """Restarts the grammar and follows `answer`, the tokens so far. The grammar may have been one token ahead of
-        the answer."""
+        """Restarts the grammar, which may be one token ahead, and follows `answer`, the tokens so far."""
         if self.guide is not None:
             self.guide.restart(answer)
 
@@ -187,8 +179,7 @@ class AnswerGrammar:
 
 
 def compile_error(compiling: "Future[Grammar] | None") -> BaseException | None:
-    """Returns the error if the format could not be compiled; else None. The client has already been told of this
-    error."""
+    """Returns the error if the format could not be compiled, which the client has been told; else None."""
     if compiling is None or not compiling.done() or compiling.cancelled():
         return None
     return compiling.exception()

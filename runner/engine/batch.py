@@ -96,8 +96,7 @@ class Batch:
         """The number of steps so far."""
         # Of the last step.
         self.forward_rows = 0
-        """The rows of each answer in the last step's forward, with padding. 0 if the step had no forward, -1 if it had
-        several."""
+        """The rows of each answer in the last step's forward, with padding; 0 without a forward, -1 after several."""
         self.latest_rows = 0
         """The `forward_rows` of the latest step that had a forward."""
         self.lost: Results = []
@@ -180,9 +179,8 @@ class Batch:
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
-        """Waits for the masks, and draws the tokens after the tokens that were read. Returns the tokens that were read,
-        followed by the tokens that the grammar forces if the batch has one answer. Returns an empty list if all masks
-        are late."""
+        """Waits for the masks, and draws the next tokens. Returns the tokens that were read, and after them the tokens
+        that the grammar of a lone answer forces. Returns an empty list if all masks are late."""
         until_s = monotonic() + (GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
@@ -220,8 +218,7 @@ class Batch:
                 self.split_off.append(Batch(generation, self._parts, self.steps, row))
 
     def hand_out(self, choices: Sequence[Choice | None]) -> Results:
-        """Gives each generation the tokens that `step` returned for it. Returns each generation with the events for its
-        client."""
+        """Gives each generation the tokens that `step` returned for it. Returns the events for each client."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self.lost = self.lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
@@ -301,9 +298,8 @@ class Batch:
         self._guided = any(each._guided for each in batches)
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
-        """Removes the generations in `leaving`; the own layers of each take over the results of the batch. Returns the
-        generations for which that failed. If this raises, the remaining generations must be broken up
-        (`Recovery.break_up`)."""
+        """Removes the `leaving` generations; their own layers take over the results of the batch. Returns those for
+        which that failed. If this raises, the remaining generations must be broken up (`Recovery.break_up`)."""
         rows = self.generations
         gone = {row for row, generation in enumerate(rows) if generation in leaving}
         if self._rounds is not None:
@@ -330,8 +326,7 @@ class Batch:
         return failed
 
     def _see_end(self, generation: Generation) -> None:
-        """Computes, on the answer's own layers, the tokens that these layers would have seen in steps without
-        rounds."""
+        """Computes, on the answer's own layers, the tokens that they would have seen in steps without rounds."""
         session = generation.session
         last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last token
         if unseen := session.recorded[session.position : len(session.recorded) - last]:
@@ -346,8 +341,7 @@ class Batch:
     # --- on the device
 
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
-        """Runs the forward over `tokens` [B, L] through `compute`, a method of the rows. Returns the result of
-        `compute`."""
+        """Runs the forward over `tokens` [B, L] through `compute`, a method of the rows. Returns its result."""
         self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
         with self._parts.shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)

@@ -154,8 +154,7 @@ class Batches:
         batch.split_off = []
 
     def end(self, batch: Batch, error: Exception) -> Results:
-        """Ends a batch after an error, and returns its requests. A request that was alone in the batch restarts or has
-        failed."""
+        """Ends a batch after an error, and returns its requests. A request that was alone restarts or has failed."""
         self.all.remove(batch)
         if len(batch.generations) > 1:
             return self._recovery.break_up(batch, error)

@@ -44,8 +44,7 @@ class Turns:
         """The outbox of the engine."""
 
     def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:
-        """Returns the function that is called with each request from the mailbox. Here it is `add`, which queues the
-        request."""
+        """Returns the function that gets each request from the mailbox: here `add`, which queues the request."""
         return add
 
     def begin_slice(self, add: Callable[[Request], None]) -> None:
@@ -57,8 +56,7 @@ class Turns:
 
 class World:
     """The real machine, on which this process computes the whole model. Two classes derive from this one: a tape notes
-    the world's values or replaces them by noted values (`runner/tape`), and ranks use their leader's values
-    (`runner/ranks`)."""
+    the values or replaces them by noted ones (`runner/tape`); ranks use their leader's (`runner/ranks`)."""
 
     ranks: "Ranks | None" = None
     """The processes that compute the model together. None if this process computes all of the model."""
@@ -67,8 +65,7 @@ class World:
         self.turns = turns
 
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
-        """Returns the bytes of the machine's memory and of the budget for MLX, as this world counts them. Called before
-        the weights are loaded."""
+        """Returns the bytes of the machine's memory and of the budget for MLX. Called before the weights are loaded."""
         return total_bytes, budget_bytes
 
     def load(self, model: OpenedModel, dtype: str, budget_bytes: int) -> "LoadedModel":
@@ -78,8 +75,8 @@ class World:
         return load(model, dtype, budget_bytes)
 
     def loaded(self, parts: "Parts") -> None:
-        """Replaces the memory sizes and the forward in `parts`. Called after the weights are loaded. Raises RankError
-        if a rank has ended."""
+        """Replaces the memory sizes and the forward, after the weights are loaded. Raises RankError if a rank has
+        ended."""
 
     def forward(self, run: "Forward") -> "Forward":
         """Returns the forward to call in place of `run`."""
@@ -154,8 +151,8 @@ class Engine:
         self._publish_at = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-        """Starts to load the model. Returns an event that is set when requests can be computed. A fault before then
-        ends the process."""
+        """Starts to load. Returns an event that is set when requests can be computed. A fault before ends the
+        process."""
         self._ready = asyncio.Event()
         self._outbox = Outbox(loop, Wakeup(loop).wake)
         self._opening.add_done_callback(self._check_tokenizer)

@@ -23,8 +23,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """Text for the client, the log-probabilities of the tokens that end in this text, and the counters so far if
-    wanted."""
+    """Text for the client, the log-probabilities of the tokens that end in it, and the counters if wanted."""
 
     text: str
     logprobs: list[Logprob]
@@ -97,8 +96,7 @@ class Outbox:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, wake: Callable[[Callable[[], None]], object] | None = None
     ) -> None:
-        """`wake` makes the event loop call a function; the engine thread calls `wake`. Default:
-        `call_soon_threadsafe`."""
+        """`wake` makes the event loop call a function, from the engine thread. Default: `call_soon_threadsafe`."""
         self._loop = loop
         self._wake = wake or loop.call_soon_threadsafe
         self._pending: list[tuple[EventStream, Event]] = []

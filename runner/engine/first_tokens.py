@@ -15,8 +15,7 @@ _MOST_BYTES = 16 << 20
 
 
 class FirstTokens:
-    """Keeps the logits of the last token of recent prompts; the keys of a prompt name its entry. Owner: the engine
-    thread."""
+    """Keeps the logits of the last token of recent prompts, by the keys of each prompt. Owner: the engine thread."""
 
     def __init__(self, context_length: int, most_bytes: int = _MOST_BYTES) -> None:
         self._context_length = context_length
@@ -36,8 +35,7 @@ class FirstTokens:
             self._nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def draw(self, request: Request) -> int | None:
-        """Returns the token that a request draws first. Returns None if that token is not known, or would be the only
-        token."""
+        """Returns the token that a request draws first; None if it is unknown, or would be the only token."""
         if request.max_tokens < 2 or not draws_plainly(request):
             return None
         name = _name(request.keys)
@@ -55,8 +53,7 @@ class FirstTokens:
 
 
 def draws_plainly(request: Request) -> bool:
-    """Returns True if the first token depends only on the logits after the prompt and on the sampler, and needs no
-    scores."""
+    """Returns True if the first token depends only on the logits and the sampler, and no scores are wanted."""
     return request.grammar is None and not request.sampling.logprobs and not request.sampling.candidates
 
 

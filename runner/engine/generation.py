@@ -113,8 +113,7 @@ class Generation:
 
     @property
     def left(self) -> int:
-        """The number of tokens to prefill before the first decode step; at least 1 if the first token of the answer is
-        known."""
+        """The number of tokens to prefill before the first decode step; at least 1 if the first token is known."""
         return max(int(self.session.first is not None), len(self.session.recorded) - 1 - self.session.position)
 
     @property
@@ -138,11 +137,9 @@ class Generation:
         return count
 
     def take_first(self, token: int) -> list[Event]:
-        """Takes the known first token of the answer, without a forward. Returns the events for the client.
-
-        If the token completes a stop string, it is forgotten and computed again, so that the cache is left as after any
-        other answer.
-        """
+        """Takes the known first token of the answer, without a forward. Returns the events for the client. If the token
+        completes a stop string, it is forgotten and computed again, so that the cache is left as after any other
+        answer."""
         session, life = self.session, self.life
         life.decoded_ns = life.decoded_ns or perf_counter_ns()
         if self.text.completes_stop(token):
@@ -185,8 +182,7 @@ class Generation:
         return before[0]._replace(following=[*before[1:], last]) if before else last
 
     def restart_grammar(self) -> None:
-        """Restarts the grammar and follows the answer so far. The grammar may have been one token ahead of the
-        answer."""
+        """Restarts the grammar, which may be one token ahead, and follows the answer so far."""
         self.grammar.restart(self.session.recorded[self.session.total :])
 
     def ends_after(self, choice: Choice) -> bool:
@@ -317,8 +313,7 @@ class Generation:
         return [Failed(text)]
 
     def return_to_prefill(self) -> None:
-        """Returns to prefill, because the layers have not seen all recorded tokens. Afterwards the answer decodes
-        alone."""
+        """Returns to prefill, as the layers lack recorded tokens. Afterwards the answer decodes alone."""
         self.may_batch = False
         self.restart_grammar()
         if self._sampler is not None:

@@ -12,8 +12,7 @@ class Lifecycle:
     started_ns: int
     """The time at which the request left the queue."""
     computed_ns: int
-    """The time at which the computation began: later than `started_ns` if the request had to wait for another one's
-    prefix."""
+    """The time at which the computation began: after `started_ns` if the request waited for a prefix."""
     decoded_ns: int = 0
     """The time at which the decode of the answer began."""
     first_token_ns: int = 0

@@ -57,8 +57,7 @@ class WorkspaceEstimate:
         self._samples: dict[int, _Sample] = {}
 
     def learn(self, tokens: int, context: int, nbytes: int) -> None:
-        """Learns from a slice of `tokens` tokens, which ended with a context of `context` tokens and took `nbytes`
-        meanwhile."""
+        """Learns from a slice of `tokens` tokens, which took `nbytes` and left a context of `context` tokens."""
         token_bytes = nbytes / max(tokens, LEAST_SLICE_TOKENS)
         before = self._samples.get(context.bit_length(), _Sample(0, 0.0))
         self._samples[context.bit_length()] = _Sample(
@@ -66,13 +65,11 @@ class WorkspaceEstimate:
         )
 
     def likely_bytes(self, tokens: int, context: int) -> int:
-        """Returns the bytes that a slice of `tokens` will probably take in a context of `context`; 0 before the first
-        slice."""
+        """Returns the bytes that such a slice will probably take; 0 before the first slice."""
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * self._token_bytes(context))
 
     def certain_bytes(self, tokens: int, context: int) -> int:
-        """Returns the bytes that a slice of `tokens` takes at least in a context of `context`, from shorter contexts
-        seen so far."""
+        """Returns the least bytes that a slice of `tokens` takes, as learned in contexts up to `context`."""
         known = [each.token_bytes for each in self._samples.values() if each.context <= context]
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * max(known, default=0.0))
 
@@ -116,8 +113,7 @@ class Meter:
 
 
 class MemoryBudget:
-    """Decides which requests and slices fit into memory, from the numbers of a meter alone. Owner: the engine
-    thread."""
+    """Decides which requests and slices fit into memory, from a meter's numbers alone. Owner: the engine thread."""
 
     def __init__(
         self,
@@ -187,9 +183,9 @@ class MemoryBudget:
         return cache.allows(needed + self.one_grammar_bytes * grammar)
 
     def fit(self, cache: PrefixCache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
-        """Limits the cache to the memory that the `running` requests leave. Returns None if all of them can go on. Else
-        returns a request that must end, and the reason: one that does not fit even alone, or else the youngest. Call
-        again when that request has ended."""
+        """Limits the cache to the memory that the `running` requests leave. Returns None if all of them can go on; else
+        a request that must end, and why: one that does not fit even alone, or the youngest. Call again when it has
+        ended."""
         if self.budget_bytes is None:
             return None
         self._running = len(running)
@@ -220,10 +216,9 @@ class MemoryBudget:
         return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
 
     def _measures_again(self, number: int, held_bytes: int) -> bool:
-        """Forgets the memory that slices took, if only these estimates keep a lone request from continuing. A busy
-        machine may have released buffers late; then the estimates are too high, and ending the request would not
-        correct them. Returns True if the next slice measures again. This happens once for each request: if that slice
-        takes as much, the request ends."""
+        """Forgets the memory that slices took, if only these estimates keep a lone request from continuing: they are
+        too high if a busy machine released buffers late. Returns True if the next slice measures again. This happens
+        once for each request: if that slice takes as much, the request ends."""
         if number == self._measured_for or held_bytes + self._reuse_bytes > self.room_bytes:
             return False
         self.workspace = WorkspaceEstimate()
@@ -271,8 +266,8 @@ class MemoryBudget:
         return min(most, self.workspace.tokens_in(max(0, free), position + most))
 
     def measured(self, forward: "Forward") -> "Forward":
-        """Returns `forward` such that each call starts a measurement, which `prefilled` or `stepped` ends. The overhead
-        is less than a microsecond."""
+        """Returns `forward` such that each call starts a measurement, for `prefilled` or `stepped`. Costs under a
+        microsecond."""
 
         def measured(tokens: mx.array, layers: list[object]) -> mx.array:
             self._read_peak()
@@ -330,8 +325,7 @@ class MemoryBudget:
         return answers * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
 
     def _headroom(self, cache: PrefixCache, answers: int, context: int) -> int:
-        """Returns the bytes to leave free: for a whole chunk of a prompt, if that is a small part of the room, or for
-        less."""
+        """Returns the bytes to leave free: for a whole chunk of a prompt, or for less if that is much of the room."""
         chunk = min(self.workspace.likely_bytes(self._chunk_tokens, context), self.room_bytes // _SHARE)
         least = self.workspace.likely_bytes(LEAST_SLICE_TOKENS, context)
         return self._fixed() + self._growth(cache, answers) + max(chunk, least)

@@ -1,5 +1,4 @@
-"""The parts of an engine that is being built, and the four steps in which wings add to these parts. Owner: the engine
-thread."""
+"""The parts of an engine that is being built, and the steps in which wings add to them. Owner: the engine thread."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,8 +69,7 @@ class Parts(CoreParts):
     clock: Callable[[], float] = monotonic
     """Returns a time in seconds; its zero means nothing."""
     step_s: Callable[[float], float] = float
-    """Maps the measured seconds of a decode step to the seconds that the engine learns from; a tape may replace
-    them."""
+    """Maps the measured seconds of a decode step to the seconds to learn from; a tape may replace them."""
     reuse_bytes: int = 0
     """The bytes of freed arrays that MLX may always keep for reuse."""
     outside_bytes: Callable[[], int] = lambda: 0

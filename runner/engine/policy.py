@@ -64,7 +64,7 @@ Slice = Begin | Prefill | Encode | Decode
 
 
 class StepLimit(NamedTuple):
-    """The limits of one step. A round of drafts must keep `seconds` or `drafts`, not both."""
+    """The limits of one step. A round of drafts must keep `seconds` or `drafts`; one of them is enough."""
 
     seconds: float = inf
     """The longest time of a round."""
@@ -102,15 +102,12 @@ class _Pace:
     end_s: float
     """The time at which that step ended, or at which the batch began, on the policy's own clock."""
     step_s: float
-    """The average time of the batch's steps with a forward; a longer step replaces it immediately. 0 before the first
-    step."""
+    """The average time of the batch's steps with a forward; a longer one replaces it. 0 before the first."""
 
 
 class SlicePolicy:
-    """Chooses the next slice, and learns from the times of past slices. Only `took` changes the policy.
-
-    The policy's clock is the sum of all slices so far. Owner: the engine thread.
-    """
+    """Chooses the next slice, and learns from the times of past slices. Only `took` changes the policy. The policy's
+    clock is the sum of all slices so far. Owner: the engine thread."""
 
     def __init__(self, chunk_tokens: int, max_gap_s: float) -> None:
         """`chunk_tokens` is the largest slice of a prompt; while nothing decodes, all slices have this size."""
@@ -158,8 +155,7 @@ class SlicePolicy:
     def step_limit(self, work: Workload, index: int) -> StepLimit:
         """Returns the limit of a step of the batch at `index`, or of a batch that it joins. The gap is divided among
         the batches and the waiting prompts, less the time that other slices have used. If no prompt waits, a round may
-        carry LEAST_SLICE_TOKENS drafts even beyond its share. If one waits, it may not: drafts would lengthen the
-        gap."""
+        carry LEAST_SLICE_TOKENS drafts even beyond its share; otherwise such drafts would lengthen the gap."""
         prompts = bool(work.startable or work.prefilling or work.encoding)
         batches = len(work.decoding)
         share_s = self.max_gap_s / (batches + prompts)
@@ -171,18 +167,16 @@ class SlicePolicy:
         return StepLimit(min(share_s, left_s), 0, ahead)
 
     def _has_time_for_two_steps(self, decoding: Sequence[int], share_s: float) -> bool:
-        """Returns True if two steps fit into `share_s`, and into the rest of the gap of the batch that has waited
-        longest."""
+        """Returns True if two steps fit into `share_s`, and into what the batch that waited longest has left of the
+        gap."""
         paces = [self._pace(batch) for batch in decoding]
         waited_s = self._now_s - min(pace.end_s for pace in paces)
         return 0 < 2 * max(pace.step_s for pace in paces) <= min(share_s, self.max_gap_s - waited_s)
 
     def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
-        """Learns the time of a slice that `next` returned for `work`.
-
-        `slice` is the slice as computed: `slice._replace(tokens=computed)` if a prefill computed fewer tokens, and the
-        index of the batch that stepped if another one did. A slice that failed may be left out.
-        """
+        """Learns the time of a slice that `next` returned for `work`. `slice` is the slice as computed: with
+        `tokens=computed` if a prefill computed fewer tokens, and with the index of the batch that stepped. A failed
+        slice may be left out."""
         for batch in work.decoding:
             if batch not in self._paces:
                 self._paces[batch] = self._pace(batch)
@@ -228,8 +222,8 @@ class SlicePolicy:
         self._paces[batch] = _Pace(self._slices, self._now_s, step_s)
 
     def _measure(self, tokens: int, seconds: float) -> None:
-        """Updates the cost of a token. A higher cost counts in full, because cost grows with the context. Short slices
-        count little."""
+        """Updates the cost of a token, which grows with the context: a higher cost counts in full. Short slices count
+        little."""
         self._most_tokens = max(self._most_tokens, 2 * tokens)
         token_s = seconds / tokens
         if self._token_s is None:
@@ -238,7 +232,7 @@ class SlicePolicy:
         self._token_s += (token_s - self._token_s) * weight
 
     def _owes_prompts(self, work: Workload) -> bool:
-        """Returns True if beginnings and first steps have used up their time since the latest slice of a prompt or
+        """Returns True if beginnings and first steps used up their time since the latest slice of a prompt or
         picture."""
         return bool(work.prefilling or work.encoding) and self._beginnings_s > self._prompt_s
 
@@ -253,8 +247,8 @@ class SlicePolicy:
         return self._pace(batch).slice
 
     def _room_s(self, decoding: Sequence[int]) -> float:
-        """Returns the seconds that another slice may take, if afterwards all batches step, in the order in which they
-        wait."""
+        """Returns the seconds that another slice may take if all batches step after it, in the order of their
+        waiting."""
         room_s, steps_s = self.max_gap_s, 0.0
         for batch in sorted(map(self._pace, decoding), key=lambda batch: batch.slice):
             steps_s += batch.step_s

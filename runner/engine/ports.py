@@ -43,8 +43,8 @@ class Ranks(Protocol):
         ...
 
     def await_cause(self, error: BaseException) -> None:
-        """Waits a moment if the end of another rank may have caused `error`: when that end is noticed, this process
-        ends."""
+        """Waits a moment if another rank's end may have caused `error`: when noticed, that end ends this process
+        too."""
         ...
 
     def fail(self, error: Exception) -> NoReturn:
@@ -65,15 +65,15 @@ class Drafter(Protocol):
 
 
 class Rounds(Protocol):
-    """The rounds of one batch: each is a forward over the next token of each answer and the drafts after it. Owner: the
-    engine thread."""
+    """The rounds of one batch: forwards over each answer's next token and the drafts after it. Owner: the engine
+    thread."""
 
     ahead: bool
     """True if a step without drafts may dispatch the next forward before it reads its tokens."""
 
     def try_step(self, limit: "StepLimit | None") -> "Sequence[Choice] | None":
         """Accepts the last round. If no tokens are drawn and a round pays off, runs a round within `limit` and returns
-        the next tokens of each answer. Else returns None; then a step without drafts should follow. A `limit` of None
+        the next tokens of each answer. Else returns None: a step without drafts should follow. A `limit` of None
         forbids drafts."""
         ...
 
@@ -93,8 +93,7 @@ class Rounds(Protocol):
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]
-"""A function that takes one shift for each row of a batch. It returns a block in which forwards shift positions by
-these."""
+"""A function that gets a shift for each row of a batch, and returns a block in which forwards shift positions."""
 
 
 class PromptMedia(Protocol):
@@ -102,10 +101,8 @@ class PromptMedia(Protocol):
 
     def slice_tokens(self, position: int, most: int) -> int:
         """Returns the number of tokens in the next forward at `position`: at most `most`, or more to hold a whole item.
-
         The forward ends before the next item. Returns 0 if the item at `position` must first be encoded: then
-        `encode_piece` works on that item, and the features of other items are freed.
-        """
+        `encode_piece` works on that item, and the features of other items are freed."""
         ...
 
     def forward(
@@ -121,9 +118,8 @@ class PromptMedia(Protocol):
         ...
 
     def features(self, at: int, count: int) -> "Sequence[tuple[int, int, mx.array]]":
-        """Returns a tuple (start, stop, features [stop - start, width]) for each run of features among the `count`
-        tokens from `at` on, both counted from `at`. `slice_tokens` must have returned `count`. Frees features that no
-        later token needs."""
+        """Returns tuples (start, stop, features [stop - start, width]) among the `count` tokens from `at` on; start and
+        stop count from `at`. `slice_tokens` must have returned `count`. Frees features that no later token needs."""
         ...
 
     @property
@@ -132,11 +128,9 @@ class PromptMedia(Protocol):
         ...
 
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
-        """Computes one piece of the item to encode. Returns True when the features of the item are complete.
-
-        Before encoding begins, calls `make_room` with the bytes that encoding takes at one time. Raises the errors of
-        `make_room`, and MediaError for an item that cannot be decoded.
-        """
+        """Computes one piece of the item to encode. Returns True when the features of the item are complete. Before
+        encoding begins, calls `make_room` with the bytes that encoding takes at one time. Raises the errors of
+        `make_room`, and MediaError for an item that cannot be decoded."""
         ...
 
     def close(self) -> None:
@@ -187,7 +181,7 @@ class Vision(Protocol):
     def join(
         self, before: Sequence[int], media: "Sequence[Media]", after: Sequence[int], left: Callable[[], bool]
     ) -> "Steps[ShownPrompt]":
-        """Returns a prompt of the ids `before`, all of `media`, and the ids `after`. Yields and raises as `expand`
+        """Returns a prompt of the ids `before`, all `media`, and the ids `after`. Yields and raises as `expand`
         does."""
         ...
 
@@ -258,8 +252,8 @@ class Formats(Protocol):
         ...
 
     def compile(self, wanted: "Format", grammar: "Future[Grammar]") -> None:
-        """Starts to compile `wanted` into the future `grammar`. Cancel the future to stop. It raises RequestError for
-        an invalid format."""
+        """Starts to compile `wanted` into `grammar`; cancel that future to stop. An invalid format fails with
+        RequestError."""
         ...
 
     def replayed(self, vocab_size: int) -> "Grammar":
@@ -289,8 +283,7 @@ class CheckedBody(NamedTuple):
     """A request body that was checked and can be answered."""
 
     answer: Callable[[], Awaitable[bytes]]
-    """Returns the JSON of the answer. Raises RequestError. It is cancelled if the client leaves. Owner: the event
-    loop."""
+    """Returns the JSON of the answer. Raises RequestError. Cancelled if the client leaves. Owner: the event loop."""
     held_bytes: int
     """The bytes of the body that stay in memory until the answer is complete."""
     shown: "ShownPrompt | None" = None
@@ -352,6 +345,5 @@ class Tier(Beside, Protocol):
         ...
 
     def keep(self, receive: Callable[[], None]) -> None:
-        """Ends all requests, and writes the cached conversations to disk. `receive` waits for a message and handles
-        it."""
+        """Ends all requests, and writes cached conversations to disk. `receive` waits for a message and handles it."""
         ...

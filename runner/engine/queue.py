@@ -22,8 +22,7 @@ class RequestQueue:
     def __init__(self, salt: str, parallel: int) -> None:
         """At most `parallel` requests run at the same time. `salt` is the salt of their prompts in the cache."""
         self.changed = False
-        """True if another request may be able to begin. The search for one walks the trie, so it runs only in this
-        case."""
+        """True if another request may be able to begin: only then is one searched for, by walking the trie."""
         self.arrived: deque[Request] = deque()
         """The queue, in the order of arrival."""
         self.awaiting_prefix: dict[Request, int] = {}
@@ -43,8 +42,7 @@ class RequestQueue:
         self.changed = True
 
     def await_prefix(self, request: Request, left_ns: int) -> None:
-        """Makes a request wait until another one has computed their shared prefix. The request left the queue at
-        `left_ns`."""
+        """Makes a request, which left the queue at `left_ns`, wait while another one computes their shared prefix."""
         self.awaiting_prefix[request] = left_ns
 
     def remove_cancelled(self) -> list[Request]:
@@ -57,7 +55,7 @@ class RequestQueue:
         return cancelled
 
     def next_request(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
-        """Returns the request that can begin while `computed` others run; None if none can. Searches again only after a
+        """Returns the request that can begin while `computed` others run; None if none can. Searches only after a
         change."""
         if self.changed:
             self._next = self._find(cache, memory, computed)
@@ -65,8 +63,8 @@ class RequestQueue:
         return self._next
 
     def remove(self, request: Request) -> int | None:
-        """Removes the request that `next_request` returned. If the request waited for a prefix, returns the time at
-        which it left the queue, in ns; else returns None."""
+        """Removes the request that `next_request` returned. Returns when it left the queue to wait for a prefix, if it
+        did."""
         self._next = None
         self.changed = True
         left_ns = self.awaiting_prefix.pop(request, None)

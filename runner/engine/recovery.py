@@ -40,8 +40,8 @@ class Recovery:
         self.needed |= lacks_memory(error)
 
     def retry_or_fail(self, generation: Generation, error: Exception) -> Results:
-        """Handles an error in a slice of one request. If memory ran out for the first time, the request restarts later;
-        else it ends."""
+        """Handles an error in a slice of one request: it ends or, if memory ran out for the first time, restarts
+        later."""
         self.note(error)
         if not lacks_memory(error) or generation.restarted:
             return [(generation, generation.fail(error))]
@@ -57,8 +57,8 @@ class Recovery:
         return batch.lost + [(each, _fall_back(each, own.get(each), error)) for each in batch.generations]
 
     def free_and_restart(self, cache: PrefixCache) -> Results:
-        """Frees all unused memory, and restarts the requests that ran out of memory. Returns each of them; those that
-        are not done continue."""
+        """Frees all unused memory, and restarts the requests that found none. Returns them; those that are not done
+        continue."""
         retrying, self._retrying, self.needed = self._retrying, [], False
         log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))
         results = [(generation, _events(generation, self._close)) for generation in retrying]
@@ -78,7 +78,7 @@ class Recovery:
 
 
 def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:
-    """Calls `action` on a request. If that raises, fails the request and returns the events of its end."""
+    """Calls `action` on a request. If that raises, returns the events of the request's end."""
     try:
         action(generation)
     except Exception as error:
@@ -88,10 +88,8 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
 
 def _fall_back(generation: Generation, own: SampledTokens | None, error: Exception) -> list[Event]:
     """Returns an answer to the state of its own layers, to decode alone. Fails the answer if these layers are lost.
-
-    `own` is the token that the answer drew on these layers and has not taken: the answer takes it. Returns the events
-    for the client.
-    """
+    `own` is the token that the answer drew on them and has not taken; it is taken now. Returns the events for the
+    client."""
     # Without a token to take, one recorded token must be left that the layers have not seen.
     seen_all = own is None and generation.session.position >= len(generation.session.recorded)
     if generation.session.failed or seen_all:

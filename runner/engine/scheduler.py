@@ -63,8 +63,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if there is no slice to compute until a message arrives, a grammar is compiled, or a picture is
-        decoded."""
+        """True if there is no slice to compute until a message, a compiled grammar or a decoded picture arrives."""
         return not (
             self.prefilling
             or (self._media.generations and self._media.ready)
@@ -209,8 +208,7 @@ class Scheduler:
     # --- decode
 
     def _decode(self, batch: Batch, limit: StepLimit) -> Batch:
-        """Computes a step of `batch`, or of the batch that it joins. A round of drafts keeps `limit`. Returns the batch
-        that stepped."""
+        """Computes a step of `batch`, or of the batch that it joins, within `limit`. Returns the batch that stepped."""
         may_draft = True
         if len(self.batches.all) > 1:
             batch = self._join(batch)
