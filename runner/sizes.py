@@ -1,4 +1,4 @@
-"""Parses and formats amounts of memory as people write them."""
+"""Parses and formats amounts of memory, and formats counts and lists of names, as people write them."""
 
 import re
 from collections.abc import Sequence

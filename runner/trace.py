@@ -45,7 +45,7 @@ class Trace:
         except OSError as error:
             raise UsageError(f"--trace {path}: {_reason(error)}; name a file that you may write") from error
         self.on = True
-        self._write("[\n")  # a missing end is allowed: the process may be ended at any time
+        self._write("[\n")  # viewers need no closing bracket: the process may end at any time
 
     def begin(self) -> None:
         """Starts a slice."""

@@ -52,7 +52,7 @@ def install_command() -> str:
         package = distribution(_NAME)
         origin = json.loads(package.read_text("direct_url.json") or "{}")
         by_uv = (package.read_text("INSTALLER") or "").strip() == "uv"
-    except PackageNotFoundError:  # a checkout
+    except PackageNotFoundError:  # not installed: a checkout
         origin, by_uv = {"url": Path(__file__).parents[1].as_uri()}, False
     except (OSError, ValueError, RecursionError):  # damaged records
         origin, by_uv = {}, False

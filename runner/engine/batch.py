@@ -88,13 +88,13 @@ class Batch:
         self._sampler: Sampler | SamplerBatch | None = None  # of steps without drafts; made when first needed
         self.vocab_size = 0
         """The number of tokens in the vocabulary; 0 before the first forward."""
-        self._has_changed = bool(steps)  # generations have joined or left
+        self._has_changed = bool(steps)  # True once generations have joined or left
         # Valid until the next step.
         self.in_flight = in_flight
         """The state with which the next step begins."""
         self.steps = steps
-        """The number of steps so far."""
-        # Of the last step.
+        """The number of steps that the answers have made so far."""
+        # Set by the last step.
         self.forward_rows = 0
         """The rows of each answer in the last step's forward, with padding; 0 without a forward, -1 after several."""
         self.latest_rows = 0
@@ -112,7 +112,7 @@ class Batch:
 
     @property
     def ready(self) -> bool:
-        """True if the batch can step; False while a mask is being computed."""
+        """True if the batch can step; False while a grammar's mask is being computed."""
         return not self._guided or all(each.grammar.wait(0.0) for each in self.generations)
 
     # --- steps
@@ -244,7 +244,7 @@ class Batch:
     def _is_before_token(self) -> bool:
         if self.in_flight is None and self._rounds is not None:
             self._rounds.accept()
-        if self.in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
+        if self.in_flight is None:  # after a prompt of one token, layers are empty and have no shape yet
             return all(self.rows.lengths) and all(len(tokens) == 1 for tokens in self.rows.unseen)
         return isinstance(self.in_flight, Drawn)
 
@@ -338,7 +338,7 @@ class Batch:
         """The tokens that answers drew on their own layers and have not yet taken."""
         return self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
 
-    # --- on the device
+    # --- forwards and samples
 
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
         """Runs the forward over `tokens` [B, L] through `compute`, a method of the rows. Returns its result."""

@@ -38,7 +38,7 @@ class Batches:
 
     @property
     def generations(self) -> list[Generation]:
-        """The requests that decode."""
+        """The requests in all batches."""
         return [generation for batch in self.all for generation in batch.generations]
 
     @property
@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that batches hold beside the layers of their requests."""
+        """The bytes that all batches hold beside their requests' own layers."""
         return sum(batch.nbytes for batch in self.all)
 
     def start(self, generation: Generation, cache: PrefixCache) -> Results:

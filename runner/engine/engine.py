@@ -122,7 +122,7 @@ class Engine:
     refused: int = 0
     """The number of requests that were refused before they reached the engine. Owner: the event loop."""
     failed: int = 0
-    """The number of requests that failed before they reached the engine."""
+    """The number of requests that failed before they reached the engine. Owner: the event loop."""
     parts: "Parts"
     """The parts of the engine. Only the engine thread may use them, except `tokenizer`, `vision` and `formats`."""
 

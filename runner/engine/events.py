@@ -65,7 +65,7 @@ class EventStream:
         self._events.append(event)
 
     def flush(self) -> None:
-        """Hands the events to the reader."""
+        """Gives the waiting events to the reader."""
         if self._follow is None:
             self._arrived.set()
         elif self._events:
@@ -134,7 +134,7 @@ class Outbox:
 _BYTE = b"\0"
 _MANY = 4096
 
-_write = ctypes.PyDLL(None).write  # keeps the GIL, unlike all functions of Python that write
+_write = ctypes.PyDLL(None).write  # keeps the GIL, unlike Python's own functions for writing
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
 

@@ -103,7 +103,7 @@ class Generation:
         self._sampler: Sampler | None = None
         # Valid until the next token.
         self.room = request.max_tokens
-        """The number of tokens that may still be generated."""
+        """The number of tokens that the answer may still get."""
         self.unseen = 0
         """The number of recorded tokens that the layers will not have seen if the answer ends now."""
         self.done = False
@@ -275,7 +275,7 @@ class Generation:
             return []
         return [Text(piece.text, piece.entries, self.metrics() if self.request.metered else None)]
 
-    # --- the end, and new beginnings
+    # --- end and restart
 
     @property
     def dropped(self) -> bool:

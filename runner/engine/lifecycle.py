@@ -1,4 +1,4 @@
-"""The lifecycle of a request: its times and counts."""
+"""The times and counts of a request."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Lifecycle:
     first_token_ns: int = 0
     ended_ns: int = 0
     generated: int = 0
-    """Tokens of the answer, the end-of-sequence token excluded."""
+    """The number of tokens in the answer, without the end-of-sequence token."""
     forced: int = 0
     """The generated tokens that the grammar forced."""
     known: int = 0

@@ -101,14 +101,14 @@ class Meter:
     active = staticmethod(mx.get_active_memory)
     """Returns the bytes in use."""
     restart = staticmethod(mx.reset_peak_memory)
-    """Forgets the peak."""
+    """Resets the peak that `peak` returns."""
     peak = staticmethod(mx.get_peak_memory)
     """Returns the most bytes that were in use since the last `restart`."""
     clear = staticmethod(mx.clear_cache)
     """Frees the buffers that are kept for reuse."""
 
     def settle(self) -> None:
-        """Waits until everything that was dispatched is computed and its buffers are released."""
+        """Waits until all dispatched arrays are computed and their buffers are released."""
         mx.synchronize()
 
 
@@ -141,14 +141,14 @@ class MemoryBudget:
         self._grammar_bytes = grammar_bytes
         self._drop_unused = drop_unused
         self._draft_bytes = draft_bytes
-        # Learned from slices.
+        # Learned from past slices.
         self.workspace = WorkspaceEstimate()
         self._step_bytes = 0  # the most that a decode step took, without what it left in the cache
         self._peak_bytes = 0
         self._measured_for = -1  # the last request for which slices were measured again
         # Set by the last `fit`.
         self._running = 0
-        self._longest = 0  # tokens of the longest context
+        self._longest = 0  # the tokens of the longest context
         self._spare_bytes = 0  # the part of the room that the cache can never use
         # Set by the present slice.
         self._start_bytes = 0
@@ -158,7 +158,7 @@ class MemoryBudget:
         """The bytes of the budget that the weights leave free."""
         return max(0, (self.budget_bytes or 0) - self.weights_bytes)
 
-    # --- before a request begins, and after each end
+    # --- which requests fit
 
     def refusal(self, cache: PrefixCache, tokens: int) -> str:
         """Returns the reason why a context of `tokens` tokens does not fit even alone. Empty if it fits."""

@@ -52,16 +52,16 @@ class Parts(CoreParts):
     post: Post
     on_cpu: bool
     total_bytes: int
-    """The memory of the device."""
+    """The bytes of the device's memory."""
     budget_bytes: int
-    """The most that MLX may hold (`--memory`)."""
+    """The most bytes that MLX may hold (`--memory`)."""
 
     # Set when the weights and the tokenizer are loaded.
     loaded: LoadedModel = field(init=False)
 
     # Set when the wings have loaded their own models.
     logits: Forward = field(init=False)
-    """The model's own forward, on all ranks together."""
+    """The forward of the model; if there are ranks, computed by all of them together."""
     make_layers: MakeLayers = field(init=False)
 
     # Wrapped by a tape, as `forward`, `policy` and `begin` are.
@@ -85,7 +85,7 @@ class Parts(CoreParts):
     # Set by wings; until then the wing is off.
     vision: Vision = field(default_factory=NoVision)
     names: "Names | None" = None
-    """The names of media in the keys of caches."""
+    """The names of media in the keys of caches. None if the model accepts no media."""
     formats: "Formats" = field(default_factory=NoFormats)
     disk: "Tier | None" = None
     beside: "list[Beside]" = field(default_factory=list)
@@ -108,7 +108,7 @@ class Parts(CoreParts):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """The bytes that MLX has in use, and keeps for reuse."""
+        """The bytes that MLX has in use, and the bytes that MLX keeps for reuse."""
         return mx.get_active_memory(), mx.get_cache_memory()
 
     @property

@@ -95,7 +95,7 @@ class Workload(NamedTuple):
 
 @dataclass(slots=True)
 class _Pace:
-    """The timing of a batch."""
+    """The latest step of a batch, and the average time of its steps."""
 
     slice: int
     """The number of the batch's latest step; 0 before the first."""
@@ -173,7 +173,7 @@ class SlicePolicy:
         waited_s = self._now_s - min(pace.end_s for pace in paces)
         return 0 < 2 * max(pace.step_s for pace in paces) <= min(share_s, self.max_gap_s - waited_s)
 
-    def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
+    def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - the policy's word for it
         """Learns the time of a slice that `next` returned for `work`. `slice` is the slice as computed: with
         `tokens=computed` if a prefill computed fewer tokens, and with the index of the batch that stepped. A failed
         slice may be left out."""

@@ -56,7 +56,7 @@ class Drafter(Protocol):
     """The source of drafts for one answer. No method raises. Owner: the engine thread."""
 
     def index(self, tokens: int) -> None:
-        """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
+        """Indexes the next `tokens` tokens of the prompt, to find drafts in them (about 1 µs for each token)."""
         ...
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class RequestQueue:
         self.changed = False
         """True if another request may be able to begin: only then is one searched for, by walking the trie."""
         self.arrived: deque[Request] = deque()
-        """The queue, in the order of arrival."""
+        """The requests in the queue, in the order of arrival."""
         self.awaiting_prefix: dict[Request, int] = {}
         """Each request that waits for a prefix, and the time at which it left the queue, in ns."""
         self._salt = salt

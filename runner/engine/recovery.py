@@ -122,6 +122,6 @@ def discard(cache: PrefixCache) -> None:
 
 def collect_garbage() -> None:
     """Frees all objects that nothing refers to, and MLX's buffers for reuse."""
-    gc.unfreeze()  # the first cache was made before the process froze its objects
-    gc.collect()  # the parts of the old cache refer to each other, and to gigabytes
+    gc.unfreeze()  # the first cache is among the frozen objects, which a collection skips
+    gc.collect()  # only a collection frees the old cache, whose parts refer to each other
     mx.clear_cache()

@@ -36,7 +36,8 @@ class Limits(NamedTuple):
         return self._replace(assumed_context=assumed)
 
     def within(self, num_ctx: int) -> "Limits":
-        """Returns the limits of a request with this `num_ctx`, which lowers the context if somebody chose it."""
+        """Returns the limits of a request with this `num_ctx`. It lowers the context, unless it is what hosts
+        assume."""
         if 0 < num_ctx < self.context_length and num_ctx != self.assumed_context:
             return self._replace(context_length=num_ctx, chosen=True)
         return self
@@ -98,7 +99,7 @@ class Request:
         return self.prompt if self.shown is None else self.shown.keys
 
     def cancel(self) -> None:
-        """Cancels the request: the engine drops it at its next slice."""
+        """Cancels the request: the engine drops the request before the next slice."""
         self.cancelled = True
         if self.grammar is not None and not self.grammar.cancel() and self.grammar.exception() is None:
             self.grammar.result().release()

@@ -45,7 +45,7 @@ class Scheduler:
         self.queue = RequestQueue(parts.salt, self.parallel)
         self.prefilling: list[Generation] = []
         self._media = MediaQueue(self.memory, self._recovery)
-        self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
+        self._compiling: list[Generation] = []  # prefilled requests whose grammars are still being compiled
         self.batches = Batches(parts, self._recovery)
         # Flags, handled at the end of a slice.
         self._cache_invalid = False
@@ -219,7 +219,7 @@ class Scheduler:
             choices = batch.step(limit if may_draft else None)
         except Exception as error:
             results = self.batches.end(batch, error)
-            if len(batch.generations) > 1:  # an answer alone holds nothing beside its layers
+            if len(batch.generations) > 1:  # a batch of one answer holds nothing beside that answer's layers
                 self._reserve()
             self._resume(results)
         else:
@@ -232,7 +232,7 @@ class Scheduler:
         if batch.split_off:
             self.batches.add_split_off(batch)
             self._reserve()
-        self.queue.changed |= batch.steps <= 1  # the very first forward shows what a request takes
+        self.queue.changed |= batch.steps <= 1  # after the first step, the memory that a request takes is known
         return batch
 
     def _join(self, batch: Batch) -> Batch:
@@ -265,7 +265,7 @@ class Scheduler:
             self._deliver([(generation, generation.abort(reason))])
             self._remove_dropped()
         self._memory_changed = False
-        self.queue.changed = True  # requests that ended have left room
+        self.queue.changed = True  # ended requests have left room for others
 
     # --- ends
 
@@ -318,7 +318,7 @@ class Scheduler:
         self.cache.reserve(self.batches.nbytes)
 
     def _replace_cache(self) -> None:
-        """Discards the cache; running requests keep its layers until they end."""
+        """Replaces the cache by a new one. Running requests keep the layers of the old cache until they end."""
         self._outbox.send()
         self._observer.cache_replaced(self.cache)
         discard(self.cache)

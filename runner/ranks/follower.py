@@ -147,7 +147,7 @@ def run_follower(words: Sequence[str]) -> NoReturn:
     try:
         follow_leader(link, Path(models_dir), int(level))
     except LinkClosedError:
-        os._exit(0)  # the leader has ended
+        os._exit(0)  # no fault: the leader has ended
     except RunnerError as error:
         text, cause = str(error), logs.cause_of(error)
     except DiffersError as error:

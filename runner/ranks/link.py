@@ -81,7 +81,7 @@ class Link:
                     self._rest = _HEAD.pack(len(body), FrameKind.BEAT) + body
                 self._rest = self._rest[self._socket.send(self._rest, socket.MSG_DONTWAIT) :]
             except OSError:
-                pass  # the receiving thread will notice
+                pass  # the receiving thread notices a lost connection
             finally:
                 self._sending.release()
 

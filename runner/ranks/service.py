@@ -25,7 +25,7 @@ _SHORTAGE_S = 0.1
 
 
 class _Ended(BaseException):
-    """Raised on SIGTERM or SIGINT."""
+    """An exception that the handler of SIGTERM and SIGINT raises, to leave `run`."""
 
 
 class Service:
@@ -71,7 +71,7 @@ class Service:
                 oldest = next(iter(self._unproved))
                 del self._unproved[oldest]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # the connection's own thread closes it
             self._unproved[connection] = None
         threading.Thread(target=self._serve, args=(connection, peer), daemon=True).start()
 

@@ -107,7 +107,7 @@ def _lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
 
 
 def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
-    """Reads, cuts and converts the parameters, the largest layer first, while memory holds little else."""
+    """Reads, cuts and converts the parameters of each layer in turn, the largest layer first, to save memory."""
     layers = _layers(module)
     share_bytes = sum(map(_sum_bytes, layers))
     done_bytes = read_bytes = 0

@@ -114,7 +114,7 @@ class _Trial:
                 scores, states = shapes_of(part_of(self._whole, ranks, rank), ranks)
                 if scores != self._scores or not _are_parts(self._states, states):
                     return self._reason(ranks, "its heads would become wider")
-        except Exception as error:  # of any type: a division by zero, an assertion, a shape
+        except Exception as error:  # of any type: a division by zero, an assertion, a wrong shape
             return self._reason(ranks, _words(error))
         return ""
 

@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first frame of a tape."""
+    """The header of a tape: its first frame."""
 
     model: str
     """The value of `--model`: a name or a directory."""

@@ -104,7 +104,7 @@ class TapedRequests:
     def __init__(self, outbox: Outbox, tape: Tape, vocab_size: int = 0) -> None:
         """`vocab_size` is the size of the model's vocabulary; a replay needs it to check tokens."""
         self.outbox = TapedOutbox(outbox, tape)
-        """The outbox for the engine."""
+        """The outbox that the engine uses."""
         self.count = 0
         """The number of requests that have arrived so far."""
         self._vocab_size = vocab_size
@@ -170,7 +170,7 @@ class Recording(Turns):
         self._clients: dict[int, Request] = {}  # the clients' own requests, whose flags any thread may change
         self._compiling: dict[int, Future[Grammar]] = {}
 
-    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:  # noqa: ARG002 - `begin_slice` has it
+    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:  # noqa: ARG002 - `begin_slice` gets it too
         return self._arrived.append
 
     def begin_slice(self, add: Callable[[Request], None]) -> None:
