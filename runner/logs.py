@@ -86,7 +86,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def exception_line(error: BaseException) -> str:
-    """Returns the exception as a line for the host. The line has `out of memory` only if memory was missing, because a
+    """Returns the exception as a line for the host. The line has `out of memory` if, and only if, memory was missing: a
     host that reads these words unloads all its models. Never raises."""
     try:
         text = str(error)

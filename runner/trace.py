@@ -61,7 +61,7 @@ class Trace:
             self._facts = facts
 
     def lap(self, part: str) -> None:
-        """Ends a part of the slice. The part began where the part before it ended."""
+        """Ends a part of the slice, which began at the end of the part before."""
         if self._file is not None:
             now = perf_counter_ns()
             self._add(part, self._mark, now, {})

@@ -82,7 +82,7 @@ class StateTape(Protocol):
         ...
 
     def clock(self) -> float:
-        """Returns the time, in seconds, by which `AnswerGrammar` waits."""
+        """Returns the time, in seconds, by which a guide finds that a state is late."""
         ...
 
 

@@ -235,8 +235,8 @@ class Batch:
 
     def may_meet(self, other: "Batch") -> bool:
         """Returns True if one batch may join the other: each has its next tokens ready. With a grammar, these tokens
-        must be drawn. Without, each may instead be recorded, as the only token that the layers have not seen. Accepts
-        the last rounds of both."""
+        must be drawn. Without grammars, they may also be recorded, each as the only token that the layers have not
+        seen. Accepts the last rounds of both batches."""
         if self._guided or other._guided:
             return all(isinstance(each.in_flight, Drawn) and not each.in_flight.recorded for each in (self, other))
         return self._is_before_token() and other._is_before_token()
@@ -298,8 +298,8 @@ class Batch:
         self._guided = any(each._guided for each in batches)
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
-        """Removes the `leaving` generations; their own layers take over the results of the batch. Returns those for
-        which that failed. If this raises, the remaining generations must be broken up (`Recovery.break_up`)."""
+        """Removes the `leaving` generations; their own layers take over the results of the batch. Returns the
+        generations that failed in this. If this raises, the remaining ones must be broken up (`Recovery.break_up`)."""
         rows = self.generations
         gone = {row for row, generation in enumerate(rows) if generation in leaving}
         if self._rounds is not None:
@@ -378,7 +378,7 @@ class Batch:
                 generation.first_logits = mx.contiguous(logits[row : row + 1, -1])
 
     def release_samplers(self) -> None:
-        """Gives each generation's sampler its state back, if the batch has several."""
+        """If the batch has several generations, gives each one's sampler its state back."""
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None

@@ -79,7 +79,7 @@ class CoreParts:
     """Wraps a forward so that the last logits of the given tokens are computed in float32, for scores."""
 
     def forward_of(self, request: Request) -> Forward:
-        """Returns the forward by which a request decodes; it is more exact for scores."""
+        """Returns the forward by which a request decodes: a more exact one for scores."""
         candidates = request.sampling.candidates
         return self.scoring(self.forward, candidates) if candidates else self.forward
 

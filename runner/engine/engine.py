@@ -56,7 +56,7 @@ class Turns:
 
 class World:
     """The real machine, on which this process computes the whole model. Two classes derive from this one: a tape notes
-    the values or replaces them by noted ones (`runner/tape`); ranks use their leader's (`runner/ranks`)."""
+    the values or replaces them by noted values (`runner/tape`); ranks use the leader's values (`runner/ranks`)."""
 
     ranks: "Ranks | None" = None
     """The processes that compute the model together. None if this process computes all of the model."""
@@ -136,7 +136,7 @@ class Engine:
     ) -> None:
         """`tokenizer` may still be opening: opening a large tokenizer takes as long as reading many weights.
 
-        `refuse` ends the process when the model cannot be loaded. Any thread may call it.
+        `refuse` ends the process when the model cannot be loaded. Any thread may call `refuse`.
         """
         self._settings = settings
         self._model = model

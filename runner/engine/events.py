@@ -83,7 +83,7 @@ class EventStream:
         """Calls `read` with the events so far, and from now on with each batch of events when it arrives. `read` must
         not raise.
 
-        This is cheaper than to wait in `batch`, which takes a future and a round of the event loop each time.
+        To follow is cheaper than to wait in `batch`, which takes a future and a round of the event loop each time.
         """
         self._follow = read
         self.flush()

@@ -65,7 +65,7 @@ class WorkspaceEstimate:
         )
 
     def likely_bytes(self, tokens: int, context: int) -> int:
-        """Returns the bytes that such a slice will probably take; 0 before the first slice."""
+        """Returns the bytes that a slice of `tokens` will probably take in `context`; 0 before the first slice."""
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * self._token_bytes(context))
 
     def certain_bytes(self, tokens: int, context: int) -> int:
@@ -183,9 +183,9 @@ class MemoryBudget:
         return cache.allows(needed + self.one_grammar_bytes * grammar)
 
     def fit(self, cache: PrefixCache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
-        """Limits the cache to the memory that the `running` requests leave. Returns None if all of them can go on; else
-        a request that must end, and why: one that does not fit even alone, or the youngest. Call again when it has
-        ended."""
+        """Limits the cache to the memory that the `running` requests leave. Returns None if all of them can continue.
+        Else returns a request that must end, and the reason: one that does not fit even alone, or the youngest. Call
+        again when it has ended."""
         if self.budget_bytes is None:
             return None
         self._running = len(running)

@@ -61,13 +61,13 @@ class Parts(CoreParts):
 
     # Set when the wings have loaded their own models.
     logits: Forward = field(init=False)
-    """The forward of the model; if there are ranks, computed by all of them together."""
+    """The forward of the whole model. All ranks compute it together."""
     make_layers: MakeLayers = field(init=False)
 
     # Wrapped by a tape, as `forward`, `policy` and `begin` are.
     meter: Meter = field(default_factory=Meter)
     clock: Callable[[], float] = monotonic
-    """Returns a time in seconds; its zero means nothing."""
+    """Returns the seconds since an arbitrary moment."""
     step_s: Callable[[float], float] = float
     """Maps the measured seconds of a decode step to the seconds to learn from; a tape may replace them."""
     reuse_bytes: int = 0
@@ -95,9 +95,9 @@ class Parts(CoreParts):
     draft_bytes: int = 0
     """The bytes that a draft model may hold beside its weights."""
     grammar_bytes: int = 0
-    """The bytes of the budget that an answer's grammar will probably take; used until it is compiled."""
+    """The bytes of the budget that are reserved for an answer's grammar until it is compiled."""
     helper_bytes: list[Callable[[], int]] = field(default_factory=list)
-    """The terms of `outside_bytes`. They count only if processes share the device's memory."""
+    """Functions whose sum is `outside_bytes`, if processes share the device's memory."""
     drop_unused: list[Callable[[], None]] = field(default_factory=list)
     """Functions that free memory outside the cache that no request needs now."""
 
@@ -129,7 +129,7 @@ class Examined(NamedTuple):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of `mlx-runner check` on a wing. JSON shows its fields; a person reads `text`."""
+    """The report of `mlx-runner check` on a wing: its fields for JSON, and `text` for a person."""
 
     @property
     def text(self) -> str:

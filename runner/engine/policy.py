@@ -8,8 +8,8 @@ that their answers begin in one batch. Known first tokens cost nothing, and are 
 cannot be foreseen and add to the gap: a slice longer than the latest ones, and the first step of a new batch.
 
 New requests come before prompts and pictures, so that cached prompts are answered immediately. But a client that keeps
-sending requests must not stop prompts and pictures: after each slice of one, beginnings and first steps together get
-only the time that this slice took.
+sending must not stop prompts and pictures: after each slice of a prompt or picture, beginnings and first steps get
+together only the time that this slice took.
 """
 
 from collections.abc import Sequence
@@ -98,11 +98,11 @@ class _Pace:
     """The latest step of a batch, and the average time of its steps."""
 
     slice: int
-    """The number of the batch's latest step; 0 before the first."""
+    """The number of the slice that was the batch's latest step; 0 before the first step."""
     end_s: float
-    """The time at which that step ended, or at which the batch began, on the policy's own clock."""
+    """The time at which the latest step ended, or at which the batch began, on the policy's own clock."""
     step_s: float
-    """The average time of the batch's steps with a forward; a longer one replaces it. 0 before the first."""
+    """The average time of the steps that had a forward; a longer step replaces it. 0 before the first step."""
 
 
 class SlicePolicy:
@@ -124,7 +124,7 @@ class SlicePolicy:
         self._token_s: float | None = None
         self._most_tokens = _FIRST_TOKENS  # at most doubles with each slice, as first measurements are rough
         self._balance_s = 0.0  # the time that oldest prompts got, less the time of shortest prompts
-        self._prompt_s = 0.0  # the time of the latest slice of a prompt or a picture
+        self._prompt_s = 0.0  # the seconds of the latest slice of a prompt or a picture
         self._beginnings_s = 0.0  # of beginnings and first steps since that slice, while prompts waited
 
     def next(self, work: Workload) -> Slice | None:

@@ -140,12 +140,12 @@ class PromptMedia(Protocol):
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator["ShownPrompt | None", None, Result]
-"""A check of a client's request, on the threads that prepare requests. It yields media that must be decoded before the
-next step, or None where other work may run. Raises RequestError and BadRequestError."""
+"""A check of a client's request, on the threads that prepare requests. The generator yields media that must be decoded
+before the next step, or None where other work may run. Raises RequestError and BadRequestError."""
 
 
 class Vision(Protocol):
-    """The preparation of a model's media. Any thread may use it; it does not call MLX."""
+    """The preparation of a model's media, without MLX. Any thread may use it."""
 
     @property
     def sees(self) -> bool:
@@ -291,7 +291,7 @@ class CheckedBody(NamedTuple):
 
 
 class WingEndpoint(NamedTuple):
-    """A POST endpoint of a model that makes no text. The server reads its requests and writes its answers."""
+    """A POST endpoint of a model that makes no text. The server reads the bodies and writes the answers."""
 
     most_bytes: int
     """The most bytes of a body."""
@@ -341,7 +341,7 @@ class Tier(Beside, Protocol):
         ...
 
     def add(self, request: "Request") -> None:
-        """Queues a request. It cannot begin while the tier looks for its prompt."""
+        """Queues a request, which cannot begin while the tier looks for its prompt."""
         ...
 
     def keep(self, receive: Callable[[], None]) -> None:

@@ -27,20 +27,20 @@ class Recovery:
     """
 
     def __init__(self, parts: CoreParts) -> None:
-        """With several ranks there is no recovery: an error in one rank may not occur in the others."""
+        """With several ranks there is no recovery, because an error in one rank may be missing in another."""
         self._parts = parts
         self._retrying: list[Generation] = []
         self.needed = False
         """True if memory ran out. Call `free_and_restart` when the error and all objects that it holds are freed."""
 
     def note(self, error: Exception) -> None:
-        """Notes an error; its requests continue by other means. With several ranks, ends all ranks."""
+        """Notes an error of requests that continue in another way. With several ranks, ends all ranks."""
         if self._parts.ranks is not None:
             self._parts.ranks.fail(error)
         self.needed |= lacks_memory(error)
 
     def retry_or_fail(self, generation: Generation, error: Exception) -> Results:
-        """Handles an error in a slice of one request: it ends or, if memory ran out for the first time, restarts
+        """Handles an error in a slice of one request: ends the request or, after a first lack of memory, restarts it
         later."""
         self.note(error)
         if not lacks_memory(error) or generation.restarted:
@@ -57,7 +57,7 @@ class Recovery:
         return batch.lost + [(each, _fall_back(each, own.get(each), error)) for each in batch.generations]
 
     def free_and_restart(self, cache: PrefixCache) -> Results:
-        """Frees all unused memory, and restarts the requests that found none. Returns them; those that are not done
+        """Frees all unused memory, and restarts the requests that found none. Returns these requests; the ones not done
         continue."""
         retrying, self._retrying, self.needed = self._retrying, [], False
         log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))

@@ -36,8 +36,7 @@ class Limits(NamedTuple):
         return self._replace(assumed_context=assumed)
 
     def within(self, num_ctx: int) -> "Limits":
-        """Returns the limits of a request with this `num_ctx`. It lowers the context, unless it is what hosts
-        assume."""
+        """Returns the limits of a request with this `num_ctx`, which counts unless it is what hosts assume."""
         if 0 < num_ctx < self.context_length and num_ctx != self.assumed_context:
             return self._replace(context_length=num_ctx, chosen=True)
         return self

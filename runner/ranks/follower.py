@@ -37,7 +37,7 @@ log = Log(__name__)
 _JOIN_S = 60.0
 _MOST_TEXT = 4000
 _MAY_DIFFER = ("device", "blas", "kernels")
-"""Ranks that differ in these round differently. That is tolerated, because all ranks use the leader's tokens."""
+"""Fields of `Identity` in which ranks may differ. Such ranks round differently, but all use the leader's tokens."""
 
 
 class Follower:

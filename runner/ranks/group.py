@@ -24,7 +24,7 @@ class Speed(NamedTuple):
     latency_us: int
     """The time of an `all_sum` over 16 KB."""
     gbit_s: float
-    """The bytes that a rank sends in an `all_sum` over 8 MB, divided by its time."""
+    """The speed of an `all_sum` over 8 MB: the bits that a rank sends, by its time."""
 
 
 def backend() -> str:
@@ -79,6 +79,6 @@ def measure(group: mx.distributed.Group) -> Speed:
 
 def agreement(token: mx.array, group: mx.distributed.Group) -> mx.array:
     """Returns, on every rank, the tokens uint32 [B] that rank 0 drew. Lazy. `token` holds the tokens that this rank
-    drew; a follower computes them too, and adds zeros in their place."""
+    drew; to the sum of all ranks, followers add zeros."""
     own = token if group.rank() == 0 else token * 0
     return mx.distributed.all_sum(own, group=group)

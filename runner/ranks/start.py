@@ -46,8 +46,7 @@ class LocalFollower(Peer):
         super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
 
     def end(self, patience_s: float = BEAT_S) -> str:
-        """Ends the process, unless it ends by itself within `patience_s` seconds. Returns its end in words. Afterwards
-        the process writes nothing."""
+        """Waits `patience_s` seconds for the end of the process, then kills it. Returns in words how it ended."""
         with suppress(TimeoutExpired):
             return how_it_ended(self.process.wait(patience_s))
         self.process.kill()
@@ -70,7 +69,7 @@ class RemoteFollower(Peer):
         super().__init__(name, Link(connection))
 
     def end(self, patience_s: float = 0.0) -> str:  # noqa: ARG002 - as for a local follower
-        """Returns a hint at the log that tells how the follower ended; it ends when the connection ends."""
+        """Returns a hint at the log that tells how the follower ended. The follower ends with the connection."""
         return "the log of `mlx-runner follow` there says why"
 
 
@@ -117,7 +116,7 @@ def _connect(address: Address) -> socket.socket:
 Answer = TypeVar("Answer")
 
 _HERE_S = 60.0
-"""The time for a follower's first answer: it imports MLX first, which takes long on a busy machine."""
+"""The longest wait for a follower's first answer. A follower imports MLX first, which takes long on a busy machine."""
 _CAUSE_S, _MOMENT_S = 2.0, 0.1
 
 

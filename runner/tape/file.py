@@ -242,7 +242,7 @@ class TapeReader:
     """The reader of a recording."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header, and checks all frames. Raises RunnerError unless this is an unchanged recording, or if it
+        """Reads the header, and checks all frames. Raises RunnerError if the file is no recording, was changed, or
         names a library to load."""
         self._path = path
         self.missing_at: int | None = None
