@@ -1,4 +1,4 @@
-"""`mlx-runner` and `python -m runner`."""
+"""The entry point of `mlx-runner` and of `python -m runner`."""
 
 import gc
 import os
@@ -14,11 +14,11 @@ def main() -> None:
     """Runs the process until a signal or an error line ends it."""
     if sys.argv[1:2] == ["ollama"]:
         _launch_ollama()
-    # A signal ends the process at once and quietly, whatever it is doing; only the disk cache takes a moment (app.py).
+    # SIGINT ends the process immediately and without a traceback; only the disk cache takes a moment (app.py).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _open_missing_streams()
-    gc.disable()  # until start-up is done: all imported objects stay, and each collection would visit them again
+    gc.disable()  # until the start is done: collections would visit all imported objects, which stay
     try:
         from runner.process import parent
 
@@ -30,7 +30,8 @@ def main() -> None:
 
 
 def _launch_ollama() -> "NoReturn":
-    """Becomes Ollama, which gets signals, streams and environment as they are, not as a server needs them."""
+    """Replaces this process by Ollama, with unchanged signals, streams and environment, not those that a server
+    needs."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -51,7 +52,7 @@ def _launch_ollama() -> "NoReturn":
 
 
 def _die_of_installation(error: Exception) -> "NoReturn":
-    if isinstance(error, MemoryError):  # by itself: little of Python can be imported then
+    if isinstance(error, MemoryError):  # handled apart: with so little memory, few modules can be imported
         advice = b"raise the limit on its address space (`ulimit -v`; for a service it is LimitAS)"
         os.write(2, b"Error: the runner cannot start in so little memory: " + advice + b"\n")
     else:
@@ -60,7 +61,7 @@ def _die_of_installation(error: Exception) -> "NoReturn":
 
 
 def _open_missing_streams() -> None:
-    """Opens standard streams that are closed: a socket with the number of one would get its output."""
+    """Opens standard streams that are closed: otherwise a socket could get a stream's number, and its output."""
     for stream in (0, 1, 2):
         try:
             os.fstat(stream)

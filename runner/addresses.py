@@ -1,4 +1,4 @@
-"""Addresses at which ranks on several machines reach each other, as people write them."""
+"""The addresses at which ranks on several machines reach each other, as people write them."""
 
 import re
 from ipaddress import IPv4Address, IPv4Network
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 _HOST_PORT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
 _SHARED = IPv4Network("100.64.0.0/10")
-"""The addresses of providers' own networks, and of private networks that span machines anywhere."""
+"""The addresses of networks inside providers, and of private networks that span distant machines."""
 
 
 class Address(NamedTuple):
@@ -20,7 +20,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Returns the address in a text of the form HOST:PORT. Raises ValueError."""
+    """Returns the address in a text of the form HOST:PORT. Raises ValueError if the text has another form."""
     found = _HOST_PORT.fullmatch(text)
     if found is None or int(found[2]) > 65535:
         raise ValueError(f"{text}: give HOST:PORT, such as 10.0.0.2:11600; IPv6 is not supported")
@@ -28,7 +28,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_listen_address(text: str) -> Address:
-    """Returns the address in a text of the form ADDRESS:PORT, reachable from one network. Raises ValueError."""
+    """Returns the address in a text of the form ADDRESS:PORT. Raises ValueError for a name, or an `unfit` address."""
     address = parse_address(text)
     try:
         IPv4Address(address.host)
@@ -40,7 +40,7 @@ def parse_listen_address(text: str) -> Address:
 
 
 def unfit(host: str) -> str:
-    """Returns the reason why ranks may not use this IPv4 address; empty if they may."""
+    """Returns the reason why ranks must not use this IPv4 address. Empty if they can use it."""
     address = IPv4Address(host)
     if address.is_unspecified:
         return "it stands for every network of this machine: give the address of one"

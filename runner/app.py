@@ -1,4 +1,4 @@
-"""Starts the process: parses the command line, opens the model, and runs engine and server, or a command."""
+"""Starts the process: parses the command line, and runs a command, or opens a model and serves it."""
 
 import asyncio
 import gc
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _HOST = "127.0.0.1"
 _THREADS = 20
-"""Threads that run at the same time, without those of a BLAS: fifteen for the engine, the helpers, tokenizing, MLX and
-reading weights; the rest for the libraries of a device."""
+"""The threads that run at the same time, without those of a BLAS. Fifteen are for the engine, the helpers, tokenizing,
+MLX and reading weights; five are for the libraries of a device."""
 _HELPERS = 2
 _KEEP_S = 0.3
-"""The longest wait of a signal for the disk cache. Hosts wait for 5 seconds, users for less."""
+"""The longest time for which a signal waits for the disk cache. Hosts wait 5 seconds for the end, users less."""
 
 
 def run_process(argv: Sequence[str]) -> NoReturn:
-    """Runs the command in `argv`; without one, serves a model until a signal ends the process."""
+    """Runs the command in `argv`. Without a command, serves a model until a signal ends the process."""
     parent_pid = os.getppid()
     try:
         settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
         if warning := unknown_variables(os.environ):
             log.warning(warning)
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # texts are tokenized one at a time, where threads gain nothing
         if isinstance(settings, Settings | CheckSettings):
             check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)
         if not isinstance(settings, Settings):
@@ -101,7 +101,7 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
 
 
 def _open(settings: Settings) -> OpenedModel:
-    """Opens the model, with the context length that applies here."""
+    """Opens the model, and limits its context length by the settings."""
     model = open_model(settings.model, settings.models_dir, chooser(settings))
     for warning in model.checkpoint.warnings:
         log.warning(warning)
@@ -112,7 +112,7 @@ def _open(settings: Settings) -> OpenedModel:
 
 
 def _bind(port: int) -> socket.socket:
-    """Binds the port without listening: a port in use is reported at once, and no client connects too early."""
+    """Binds the port without listening. So a port in use is reported immediately, and no client connects too early."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with _naming_the_port(port):
@@ -133,7 +133,8 @@ def _naming_the_port(port: int) -> Iterator[None]:
 async def _serve(
     settings: Settings, model: OpenedModel, listener: socket.socket, parent_pid: int, hand_over: HandOver
 ) -> None:
-    """Loads and serves. The engine thread loads the model, a helper the tokenizer; this one imports the server."""
+    """Loads the model on the engine thread, and the tokenizer in a helper; imports the server meanwhile; then
+    serves."""
     watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
     from runner import build
     from runner.engine.engine import Engine
@@ -158,16 +159,16 @@ async def _serve(
 
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)
-    # Malformed HTTP would fill the log with tracebacks; the app itself logs every fault of its own.
+    # Malformed HTTP would fill the log with tracebacks. The app itself logs its own faults.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = make_app(engine, helper, routes_of(engine, helper))
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None
     await ready.wait()
-    gc.freeze()  # these objects stay: no collection visits them while a client waits for a token
+    gc.freeze()  # collections then skip these objects, which stay, while a client waits for a token
     gc.enable()
-    with _naming_the_port(settings.port):  # another process may have bound it as well, and listened first
+    with _naming_the_port(settings.port):  # another process may have bound the same port and listened first
         await app[CONNECTIONS].serve(runner.server, listener)
     if settings.disk_cache is not None:
         _end_later(engine)
@@ -176,11 +177,11 @@ async def _serve(
 
 
 def _end_later(engine: "Engine") -> None:
-    """Lets the signals that end the process wait, for a moment at most, until the disk cache has everything."""
+    """Makes SIGINT and SIGTERM wait, for a moment at most, until all conversations are in the disk cache."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, _: object) -> None:
-        for each in signals:  # a second one ends the process at once
+        for each in signals:  # a second signal ends the process immediately
             signal.signal(each, signal.SIG_DFL)
         engine.keep().wait(_KEEP_S)
         os.kill(os.getpid(), number)

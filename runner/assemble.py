@@ -1,6 +1,6 @@
-"""Builds an engine: opens the device, loads the weights, and connects all that computes with them.
+"""Builds an engine: prepares the device, loads the weights, and connects the parts that compute with them.
 
-Importing this module imports MLX, so only the engine thread does, once it runs.
+Only the engine thread imports this module, because this imports MLX.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from runner.tokenizer import Tokenizer
 from runner.wings import wings_of
 
 log = Log(__name__)
-_WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
+_WARM_BYTES = 256 << 20  # of a model: above it, a CPU's forwards take so long that a warm-up saves nothing
 
 
 def assemble(
@@ -43,9 +43,9 @@ def assemble(
 ) -> Parts:
     """Loads the model and builds an engine around it. Runs on the engine thread.
 
-    `opening` gives the tokenizer; `started_s` is when the engine began to load, for the log. All that comes from
-    outside comes through the `world`; with its ranks this process loads its part of the model. Raises ModelError if the
-    model or its tokenizer cannot be loaded.
+    `opening` is the tokenizer, which may still be opening. `started_s` is the time at which the engine began to load,
+    for the log. All outside values come through `world`; if it has ranks, this process loads only its part of the
+    model. Raises ModelError if the model or its tokenizer cannot be loaded.
     """
     parts = _begin(settings, model, post, world)
     wings = [*wings_of(settings)]
@@ -91,14 +91,14 @@ def assemble(
 
 
 def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> Parts:
-    """Prepares MLX's default device, and finds how much memory it offers."""
+    """Prepares MLX's default device, and finds the bytes of its memory and of the budget."""
     on_cpu = device() == "cpu"
     if on_cpu:
-        mx.disable_compile()  # every fused kernel would cost a run of g++, and gains nothing on CPUs
+        mx.disable_compile()  # each fused kernel would take a run of g++, and gains nothing on a CPU
     budget_bytes = settings.memory.bytes_of(usable_bytes() // (settings.ranks_here if on_cpu else 1))
     total_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
     if not on_cpu and mx.metal.is_available():
-        mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests
+        mx.set_wired_limit(min(total_bytes, budget_bytes))  # keeps weights from being paged out between requests
     elif not on_cpu:
         use_on_cuda()
     parts = Parts(settings, model, post, on_cpu, *world.machine(total_bytes, budget_bytes), ranks=world.ranks)
@@ -107,7 +107,7 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
 
 
 def _connect(parts: Parts, chunk_tokens: int) -> None:
-    """Sets the budget, the cache, and the rest that requests are computed with."""
+    """Sets the memory budget, the cache, and the other core parts with which requests are computed."""
     settings, model = parts.settings, parts.model
 
     def drop_unused() -> None:
@@ -142,7 +142,7 @@ def _connect(parts: Parts, chunk_tokens: int) -> None:
 
 
 def _warm_up(parts: Parts, world: World) -> None:
-    """Runs the forwards of a first request. For a large model on a CPU they are not computed."""
+    """Runs the forwards of a first request. For a large model on a CPU, the forwards are built but not computed."""
     model, sketch, parts.sketch = parts.model, parts.sketch, None
     assert sketch is not None
     if not parts.on_cpu:
@@ -150,30 +150,31 @@ def _warm_up(parts: Parts, world: World) -> None:
     forward = world.forward(sketch.forward)
     if parts.on_cpu and model.total_bytes > _WARM_BYTES and not parts.loaded.has_16_bit_experts:
         for tokens in (sketch.prompt, [0]):
-            forward(mx.array([tokens]), sketch.layers)  # a tape notes each, computed or not
+            forward(mx.array([tokens]), sketch.layers)  # a tape notes each forward, computed or not
     elif not warm_up(sketch, forward, model.vocab_size, model.context_length):
         log.warning("requests may fail", why=NO_NUMBERS)
 
 
-# The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
-# compute, and GPUs compile their kernels in it.
+# The warm-up: the forwards and the sampling of a first request, before one arrives. It finds models that cannot
+# compute, and makes GPUs compile their kernels.
 
 _OPTIONS = (
     SamplingOptions(logprobs=True, top_logprobs=5),
     SamplingOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, repeat_penalty=1.1, repeat_last_n=64, seed=0),
 )
-"""Greedy with log-probabilities, and the default options of hosts with more filters."""
+"""Two kinds of sampling: greedy with log-probabilities, and hosts' default options with more filters."""
 
 
 def sketch(make_layers: MakeLayers, forward: Forward, vocab_size: int, context_length: int) -> Sketch:
-    """Returns the sketch of a model. Raises ComputeError if its forwards cannot be built. Owner: the engine thread."""
+    """Makes the sketch of a model. Raises ComputeError if its forwards cannot be built. Owner: the engine thread."""
     with _computing():
         return Sketch(make_layers, forward, vocab_size, context_length)
 
 
 def warm_up(sketch: Sketch, forward: Forward, vocab_size: int, context_length: int) -> bool:
-    """Computes a sketch, which it uses up: a slice of a prompt, and a step with each kind of sampling. Returns False
-    if NaN or infinity was computed, as with other prompts it need not be. `forward` is that of the sketch.
+    """Computes a slice of a prompt, and a step with each kind of sampling. The sketch cannot be used afterwards.
+    `forward` is the forward of the sketch. Returns False if NaN or infinity was computed; other prompts may still
+    compute numbers.
 
     Raises ComputeError for an error that would fail every request. Owner: the engine thread.
     """

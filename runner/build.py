@@ -1,7 +1,4 @@
-"""Builds an engine: the world that its values come from, then its parts. Each function imports what is needed.
-
-Called on the engine thread, which alone imports MLX.
-"""
+"""Builds an engine: first its world, then its parts. Called on the engine thread, which alone imports MLX."""
 
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
@@ -18,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> World:
-    """Returns the world of an engine with these settings, which want at most one of a wing. Raises RankError if the
-    ranks cannot begin, and UsageError if there can be no recording."""
+    """Returns the world for an engine with these settings, which can ask for the world of one wing at most. Raises
+    RankError if the ranks cannot begin, and UsageError if nothing can be recorded."""
     for each in WINGS:
         if each.world and each.wanted(settings):
             return cast("World", each.find(each.world)(settings, model, outbox))
@@ -29,7 +26,7 @@ def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> World:
 def build_parts(
     settings: Settings, model: OpenedModel, opening: Future[Tokenizer], started_s: float, post: "Post", world: World
 ) -> "Parts":
-    """Does what `runner.assemble.assemble` does."""
+    """Loads the model and builds an engine around it, by `runner.assemble.assemble`."""
     from runner.assemble import assemble
 
     return assemble(settings, model, opening, started_s, post, world)

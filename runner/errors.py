@@ -4,11 +4,11 @@ RunnerError
 ├── UsageError        a flag or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
 │   └── FaultsError, MissingError, UnknownError, ReadError, ComputeError
-├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
-├── PanicError        a library written in Rust has panicked: status 500, or an `Error` line of the one request
-├── RankError         the ranks cannot begin, or cannot go on together: exit status 1
+├── DraftError        `--draft` names a model that cannot draft for the served one: exit status 1
+├── PanicError        a library written in Rust has panicked: status 500 or an `Error` line, for one request
+├── RankError         the ranks cannot begin, or cannot continue together: exit status 1
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
-    └── MediaError    a picture or sound of it cannot be used: 400
+    └── MediaError    a picture or sound of the request cannot be used: status 400
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +18,10 @@ from runner.versions import remedy
 
 
 class RunnerError(Exception):
-    """A refusal by the runner itself. Its text is written for the user."""
+    """A refusal by the runner itself. The text is written for the user."""
 
     advice = ""
-    """Advice for the log, if the text gives none."""
+    """Advice for the log; empty if the error's text gives the advice."""
 
 
 class UsageError(RunnerError):
@@ -29,19 +29,19 @@ class UsageError(RunnerError):
 
 
 class ModelError(RunnerError):
-    """The model cannot be opened; the text names the file or tensor, what was expected and what was found."""
+    """The model cannot be opened. The text names the file or tensor, the value expected and the value found."""
 
     advice = "`mlx-runner check NAME` reports every problem with a model, without loading it"
 
     def __init__(self, text: str, advice: str | None = None) -> None:
-        """`advice` replaces that of the class, in the log and in `check`; empty if the text has it already."""
+        """`advice` replaces the class's, in the log and in `check`. Give an empty one if `text` contains the advice."""
         super().__init__(text)
         if advice is not None:
             self.advice = advice
 
 
 class FaultsError(ModelError):
-    """Several faults at once; its text is that of the first."""
+    """Several faults of one model. The text is that of the first fault."""
 
     def __init__(self, faults: Sequence[ModelError]) -> None:
         super().__init__(str(faults[0]))
@@ -49,7 +49,7 @@ class FaultsError(ModelError):
 
 
 class MissingError(ModelError):
-    """The store has no model of that name. The text is the one that hosts know, `explained` one for a person."""
+    """The store has no model of this name. `text` is worded as hosts know it, `explained` for a person."""
 
     def __init__(self, text: str, explained: str) -> None:
         super().__init__(text)
@@ -57,15 +57,15 @@ class MissingError(ModelError):
 
 
 class UnknownError(ModelError):
-    """A part of the model is of a kind that this runner does not know. Another runner may know it."""
+    """A part of the model is of a kind that this runner does not know, but another runner may."""
 
 
 class ReadError(ModelError):
-    """The weights cannot be read, though all headers are in order."""
+    """The weights cannot be read, although all headers are in order."""
 
 
 class ComputeError(ModelError):
-    """The model fails at a computation that every request needs."""
+    """The model fails in a computation that every request needs."""
 
     advice = (
         "weights and config.json match each other, so compare the values in config.json with those of the model's"
@@ -74,15 +74,15 @@ class ComputeError(ModelError):
 
 
 class DraftError(RunnerError):
-    """The model that `--draft` names cannot draft for the one that is served."""
+    """The model that `--draft` names cannot draft for the served model."""
 
 
 class RankError(RunnerError):
-    """The processes that compute a model together cannot begin, or one of them is gone or in disagreement."""
+    """The ranks cannot begin, or one of them has ended or disagrees with the leader."""
 
 
 class PanicError(RunnerError):
-    """A library written in Rust has panicked, over a text or a file that it had accepted."""
+    """A library written in Rust has panicked while it processed a text or a file that it had accepted."""
 
 
 _PANIC = "PanicException"  # pyo3's class, in a module that cannot be imported
@@ -90,8 +90,8 @@ _PANIC = "PanicException"  # pyo3's class, in a module that cannot be imported
 
 @contextmanager
 def panics_as(error: Callable[[str], Exception]) -> Iterator[None]:
-    """Raises `error(reason)` in place of a panic of Rust code inside the block. Also a decorator. A panic is no
-    `Exception`: nothing that handles the fault of one request would see it."""
+    """Raises `error(reason)` in place of a panic of Rust code inside the block. Also a decorator. A panic itself is not
+    an `Exception`, so code that handles the errors of one request would not catch it."""
     try:
         yield
     except Exception:
@@ -106,7 +106,7 @@ NO_NUMBERS = (
     "the model computes NaN or infinity in place of numbers: its weights are damaged, or its values exceed their type."
     " `mlx-runner check --verify NAME` looks for damage; if there is none, serve the model with --dtype float32"
 )
-"""The text of the error for a request whose answer, score or embedding would have come from such numbers."""
+"""The text of the error for a request whose answer, score or embedding would come from NaN or infinity."""
 
 
 def no_mlx(error: ImportError) -> RunnerError:

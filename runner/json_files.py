@@ -1,10 +1,10 @@
-"""Reads JSON that comes with a model. Anybody may have written it."""
+"""Reads the JSON files of a model, which anybody may have written."""
 
 import json
 from collections.abc import Callable, Iterable
 
 _DEEPEST = 100
-"""The most levels of objects and lists: ten times as many as models have, a tenth of Python's own limit."""
+"""The most levels of objects and lists in a file: ten times as many as in real models, a tenth of Python's limit."""
 
 
 def parse(
@@ -13,8 +13,8 @@ def parse(
     hook: Callable[[dict[str, object]], object] | None = None,
     pairs_hook: Callable[[list[tuple[str, object]]], object] | None = None,
 ) -> object:
-    """Returns the value in a file. Infinity and NaN are numbers, as Python writes them. The hooks are those of
-    `json.loads`. Raises ValueError for text that is not JSON, or is nested too deep to work with."""
+    """Returns the value that `data` encodes. Infinity and NaN are allowed, as Python writes them. The hooks are those
+    of `json.loads`. Raises ValueError if `data` is not JSON or is nested too deep."""
     try:
         value: object = json.loads(data, object_hook=hook, object_pairs_hook=pairs_hook)
     except RecursionError:

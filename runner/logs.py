@@ -1,9 +1,9 @@
-"""Log lines as Ollama's own runner writes them, safe for the host that scans them.
+"""Log lines in the format of Ollama's own runner, safe for the host that scans them.
 
 A host reads stdout and stderr of the runner as one pipe and keeps every line with one of its markers (`error:`, `mlx:`,
-`out of memory`, ...): such a line later replaces the text of unrelated errors. So only the line that ends the process
-(`fatal`) contains a marker. Each line is one write of at most `LINE_LIMIT` bytes, and is dropped if the host does not
-read.
+`out of memory`, ...). The host later shows such a line in place of unrelated errors. So only the last line of the
+process (`fatal`) contains a marker. Each line is one write of at most `LINE_LIMIT` bytes, and is dropped if the host
+does not read.
 """
 
 import faulthandler
@@ -61,19 +61,19 @@ _OUT_OF_MEMORY = (
 _ANY_PHRASE = re.compile(f"(?i:{'|'.join(map(re.escape, _OUT_OF_MEMORY))})")
 _ANY_MARKER = re.compile(f"{'|'.join(map(re.escape, _MARKERS))}|{_ANY_PHRASE.pattern}")
 _NO_MEMORY = re.compile(r"Unable to allocate|Insufficient Memory|OutOfMemory|out of memory")
-"""The texts of MLX's RuntimeErrors for missing memory, on Metal or CUDA. An array beyond any limit, or too many arrays,
-are other errors, which a host cannot mend by unloading its other models."""
+"""The texts of MLX's RuntimeErrors for missing memory, on Metal or CUDA. Errors for an array beyond any limit, or for
+too many arrays, do not match: a host cannot help by unloading other models."""
 _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # slog's names that differ from Python's
 _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
 Value = str | int | float | bool
 _marks: dict[str, Value] = {}
 _ending = threading.Lock()
-"""Never released: a process has one last line."""
+"""The lock that the thread which writes the last line never releases: a process has only one last line."""
 
 
 def harmless(text: str) -> str:
-    """Returns the text with every marker spelled so that the host's scanner does not see it."""
+    """Returns the text with every marker respelled, so that the host's scanner does not find it."""
     return _respelled(_ANY_MARKER, text)
 
 
@@ -86,8 +86,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def exception_line(error: BaseException) -> str:
-    """Returns the exception as a line for the host. The line has `out of memory` if, and only if, that is the reason: a
-    host that reads it unloads all its models. Never raises."""
+    """Returns the exception as a line for the host. The line has `out of memory` if, and only if, memory was missing: a
+    host that reads these words unloads all its models. Never raises."""
     try:
         text = str(error)
     except Exception:
@@ -126,7 +126,7 @@ def _quoted(value: Value) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text with an escape for every character that a terminal would act on or not show."""
+    """Returns the text with an escape in place of every character that a terminal would obey or not show."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
@@ -154,7 +154,7 @@ class _Slog(logging.Formatter):
 
 
 class _Pipe(logging.Handler):
-    """Writes each record with one write(2) to stderr; never blocks."""
+    """Writes each record to stderr by one write(2); never waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,16 +164,16 @@ class _Pipe(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception:  # logging must not end the code that logs
+        except Exception:  # a fault in logging must not end the code that logs
             text = f'level=ERROR source={record.filename}:{record.lineno} msg="a line that could not be made"'
         line = text.encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
-        with suppress(OSError):  # the host has ended, and nobody reads this
+        with suppress(OSError):  # the host has ended, so nobody reads stderr
             if self._poll.poll(0):
                 STATUS_LINE.write(line)
 
 
 class Log:
-    """A logger whose calls take the line's attributes as keywords: `log.info("model loaded", bytes=12)`."""
+    """A logger whose methods get a line's attributes as keywords: `log.info("model loaded", bytes=12)`."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -200,12 +200,12 @@ class Log:
 
 
 def mark(**attributes: Value) -> None:
-    """Puts these attributes into every line from now on."""
+    """Adds these attributes to every line from now on."""
     _marks.update(attributes)
 
 
 def start(level: int) -> None:
-    """Sends all logs, warnings and uncaught exceptions through one handler, as slog lines on stderr."""
+    """Writes all logs, warnings and uncaught exceptions as slog lines on stderr, through one handler."""
     handler = _Pipe()
     handler.setFormatter(_Slog())
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -216,15 +216,15 @@ def start(level: int) -> None:
 
 
 def _enable_crash_reports() -> None:
-    """Logs the stack of each thread when the process crashes, as MLX does on a CPU that cannot allocate. The host then
-    reads `error: Segmentation fault`."""
+    """Makes a crash write the stack of each thread. MLX crashes, for example, on a CPU that cannot allocate. The host
+    then reads `error: Segmentation fault`."""
     try:
-        # The same pipe opened again without blocking: on Linux a full pipe must not delay the end.
+        # Opens the same pipe again, without blocking, so that a full pipe does not delay the end (on Linux).
         crashes = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:  # another system, a socket, the terminal of another user
+    except OSError:  # not Linux, or stderr is a socket or another user's terminal
         crashes = _STDERR
     faulthandler.enable(crashes)
-    # An abort has printed its reason, and older hosts keep only the last line.
+    # Not for an abort: its reason is printed before, and older hosts keep only the last line.
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
 
 
@@ -235,8 +235,8 @@ def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
-    """Ends the process with this error, after the words `before`. The error's advice is a line before it, since hosts
-    report the last line. An error of ranks begins a new line, as MLX's ring writes about lost peers."""
+    """Ends the process with `error` as its last line, after the words `before`. The error's advice is logged before,
+    because hosts report the last line. A RankError begins on a new line: MLX's ring may be writing about lost peers."""
     if isinstance(error, RunnerError) and error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
     cause = cause_of(error)
@@ -247,18 +247,18 @@ def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Returns the cause from which an error of ours was raised, else the error itself."""
+    """Returns the cause from which a RunnerError was raised; for any other error, the error itself."""
     while isinstance(error, RunnerError) and (cause := error.__cause__) is not None and cause is not error:
         error = cause
     return error
 
 
 def fatal(text: str, status: int = 1, *, apart: bool = False, no_memory: bool = False) -> NoReturn:
-    """Ends the process with the last line, which a host reports to its user: `Error: <text>`. With `apart`, it begins
-    anew, since code that is not ours writes lines piece by piece.
+    """Ends the process with its last line, `Error: <text>`, which a host reports to its user. With `apart`, the line
+    begins on a new line, because other code writes its lines piece by piece.
 
-    The text may hold names from a model's files. So it is made harmless to a terminal, and mentions missing memory only
-    with `no_memory`.
+    The text may hold names from a model's files. So characters that a terminal would obey are escaped, and words about
+    missing memory are respelled unless `no_memory` is True.
     """
     said = " ".join(text.split())
     said = printable(said if no_memory else _respelled(_ANY_PHRASE, said))
@@ -274,7 +274,7 @@ def fatal(text: str, status: int = 1, *, apart: bool = False, no_memory: bool = 
 
 
 def _silent_stderr() -> int:
-    """Returns a descriptor for the last line. From now on the output of other threads, such as MLX's ring, is lost."""
+    """Returns a descriptor of stderr for the last line. From now on, output of other threads to stderr is lost."""
     with suppress(OSError):
         os.lseek(_STDERR, 0, os.SEEK_END)  # another process may have written its crash into the same file
     try:

@@ -1,9 +1,9 @@
-"""The settings of each command, with the flags that set them.
+"""The settings of each command, with the flags that set these settings.
 
 `cli` makes settings from the command line and the environment; all other code only reads them.
 
-A flag is one field. Its annotation has the line for `--help` and what the parsers need; its docstring is the full
-meaning, from which docs/flags.md is made.
+A flag is one field of a class. The field's annotation has the line for `--help` and the data for parsers; its docstring
+is the full meaning, from which docs/flags.md is made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,67 +16,65 @@ import msgspec
 from runner.sizes import Bound
 
 DEFAULT_CONTEXT_TOKENS = 32768
-"""The context of a model that does not state its own."""
+"""The context length, in tokens, of a model that does not state one."""
 DEFAULT_MAX_GAP_MS = 100
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
-"""Prompt tokens per forward pass: on a CPU larger chunks are no faster, and much larger ones are slower."""
+"""The prompt tokens of one forward. On a CPU, larger chunks are no faster, and much larger ones are slower."""
 DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
-"""The types for floating-point weights."""
+"""The values of `--dtype`: the types of floating-point weights."""
 HAND_OVER = {
     "auto": "those that this runner refuses to load, and those whose pictures or sounds only Ollama's runner can read",
     "refused": "only those that are refused",
     "off": "none",
 }
-"""The extents of the hand-over to Ollama's own runner, and the models that it gets."""
+"""The values of `--hand-over`, each with the models that Ollama's own runner then gets."""
 DRAFT_AUTO, DRAFT_OFF = "auto", "off"
 """The values of `--draft` that name no model."""
 CACHE_PERCENT = 25
-"""The default share of memory for the prefix cache, which weights leave free."""
+"""The percentage of memory that is kept free of weights for the prefix cache, which uses no more by default."""
 MEMORY_PERCENT = 75
-"""The default share of the device's memory for everything together."""
+"""The default limit for weights, cache and computing together, in percent of the device's memory."""
 MOST_RANKS = 64
-"""The most processes that share a model."""
+"""The most ranks of one model."""
 DEFAULT_PARALLEL = 4
 MOST_PARALLEL = 64
-"""Requests that run at once."""
+"""The default number of requests that run at the same time, and the most that can."""
 CACHE_KINDS = ("trie", "single", "none")
 DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS = 15, 63
-"""The most drafted tokens a round: by default, and ever."""
+"""The most drafts of a round: the default limit, and the highest limit."""
 LEAST_SLICE_TOKENS = 16
-"""The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
+"""The shortest slice that is worth computing, in tokens: a forward over fewer is hardly cheaper."""
 
 _METAVARS = {bool: "on|off", int: "N", float: "N", Bound: "BYTES|N%", Path: "FILE"}
-"""The placeholder of a value in `--help`, by type, unless the flag has its own."""
+"""The placeholder of a value in `--help`, by the type of the field, unless the flag has its own."""
 ON_OFF = ("on", "off")
 VARIABLES = "MLX_RUNNER_"
-"""The beginning of the names of all our environment variables."""
+"""The prefix of the names of all environment variables of this runner."""
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """The ways to set a field: by `--name`, else by an environment variable, else by a default.
-
-    What is left out follows from the field: a word has its default, and a bool that is off by default is a switch.
-    """
+    """The ways to set a field: by `--name`, else by an environment variable, else by a default. Attributes that are
+    left out follow from the field: a word has its default, and a bool that is off by default is a switch."""
 
     short: str
-    """One line for `--help`, with the default in brackets where `default` does not hold it."""
+    """The line for `--help`. It contains the default in brackets, if `default` does not hold that."""
     group: str
     """The heading of the flag in `--help`."""
     name: str = ""
-    """Left out: that of the field, with dashes."""
+    """The name of the flag; by default the name of the field, with dashes."""
     metavar: str = ""
     default: str | None = None
-    """Shown, and used as if it had been typed; None: there is none, or it depends."""
+    """The default value: shown in `--help`, and parsed like a typed one. None if there is no fixed default."""
     choices: tuple[str, ...] = ()
     least: int = 1
     most: int = 0
-    """The bounds of a whole number."""
+    """The least and the highest value of a number."""
     is_switch: bool = False
-    """True if the flag alone means `on`."""
+    """True if the flag without a value means `on`."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that counts when the flag is absent."""
+        """The environment variable that sets the field when the flag is absent."""
         return VARIABLES + self.name.upper().replace("-", "_")
 
 
@@ -115,7 +113,7 @@ def _completed(flag: Flag, field: msgspec.structs.FieldInfo) -> Flag:
 
 
 def field_kind(field: msgspec.structs.FieldInfo) -> type:
-    """Returns the type of a field with a flag, without None."""
+    """Returns the declared type of a flag's field, without None."""
     declared: type = get_args(field.type)[0]
     kinds: tuple[type, ...] = get_args(declared) or (declared,)
     return kinds[0]

@@ -1,4 +1,4 @@
-"""Amounts as people write them: of memory, of things, and lists of names."""
+"""Parses and formats amounts of memory, and formats counts and lists of names, as people write them."""
 
 import re
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ _POWERS = {"k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A limit in bytes, and a limit in percent of a device's memory. None is no limit."""
+    """A limit in bytes and a limit in percent of a device's memory. None means no such limit."""
 
     bytes: int | None = None
     percent: float | None = None
 
     def bytes_of(self, limit_bytes: int) -> int:
-        """Returns the limit in bytes on a device with `limit_bytes` of memory."""
+        """Returns the lower of both limits, in bytes, on a device with `limit_bytes` of memory."""
         share = limit_bytes if self.percent is None else int(limit_bytes * self.percent / 100)
         return share if self.bytes is None else min(share, self.bytes)
 
 
 def parse_bound(text: str) -> Bound:
-    """Reads `1048576`, `512MiB`, `8G`, `1.5gb`, `25%`, or an amount and a share with a comma between them.
+    """Parses `1048576`, `512MiB`, `8G`, `1.5gb`, `25%`, or an amount and a percentage with a comma between them.
 
     K, M, G and T are powers of 1024, with i, B, iB or nothing after them. Raises ValueError for anything else.
     """

@@ -10,8 +10,8 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """A line below all other output. Nothing is shown until `enable`: the reader of a pipe wants no line twice. Any
-    thread may call any method."""
+    """A line below all other output. Nothing is shown until `enable` is called: in a pipe, each rewritten line would
+    appear again. Any thread may call any method."""
 
     def __init__(self, number: int = _STDERR) -> None:
         """`number` is the descriptor of the terminal."""
@@ -23,12 +23,12 @@ class StatusLine:
         self._poll.register(number, select.POLLOUT)
 
     def enable(self) -> bool:
-        """Shows lines from now on if this is a terminal. Returns True if it is one."""
+        """Shows lines from now on, if the descriptor is a terminal. Returns True if it is one."""
         self._enabled = os.isatty(self._number)
         return self._enabled
 
     def show(self, text: str) -> bool:
-        """Replaces the line by one of printable text; an empty text removes it. Returns True if lines are shown."""
+        """Replaces the line by `text`, which must be printable; empty removes it. Returns True if lines are shown."""
         if not self._enabled:
             return False
         with self._lock:
@@ -46,7 +46,7 @@ class StatusLine:
 
     @property
     def blank(self) -> bytes:
-        """The bytes that remove the status line, to be written before other output."""
+        """The bytes that remove the status line. Write them before other output."""
         return b"\r" + b" " * len(self._shown) + b"\r" if self._shown else b""
 
     @property
@@ -57,4 +57,4 @@ class StatusLine:
 
 
 STATUS_LINE = StatusLine()
-"""The status line of stderr."""
+"""The status line of this process, on stderr."""

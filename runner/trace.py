@@ -1,4 +1,4 @@
-"""The trace of the engine: the time of slices and their parts, as a file for Perfetto and chrome://tracing."""
+"""The trace of the engine: the times of slices and of their parts, in a file for Perfetto and chrome://tracing."""
 
 import json
 import os
@@ -17,35 +17,35 @@ log = Log(__name__)
 
 
 class Trace:
-    """A stopwatch for slices: each part of a slice calls `lap` at its end. Does nothing until it is started.
+    """A stopwatch for slices. Each part of a slice calls `lap` at its end. Before `start`, all methods do nothing.
 
-    Owner: the engine thread. A file must not block or end that thread: only regular files are written, and if writing
-    fails, tracing stops. There is one trace for the process, as there is one engine.
+    A file must not block or end the engine thread, so only a regular file is accepted, and tracing stops if a write
+    fails. A process has one trace, as it has one engine. Owner: the engine thread.
     """
 
     def __init__(self) -> None:
         self.on = False
-        """True while slices are traced. Check it before `name` and `lap` in code that runs for every token."""
+        """True while slices are traced. Code that runs for every token checks this before `name` and `lap`."""
         self._file: FileIO | None = None
         self._path = Path()
         self._file_bytes = 0
         self._events: list[dict[str, object]] = []
-        # Of the present slice.
+        # Set by the present slice.
         self._begun = 0
-        self._mark = 0  # the end of its last part, and the beginning of the next
-        self._before = 0  # events before it
+        self._mark = 0  # the end of the slice's last part, where the next part begins
+        self._before = 0  # the number of events before the slice
         self._slice = ""
         self._facts: dict[str, int] = {}
 
     def start(self, path: Path) -> None:
-        """Starts to write into this file, overwriting it. Raises UsageError if that fails."""
+        """Starts to trace into the file at `path`, overwriting it. Raises UsageError if it cannot be written."""
         try:
             self._file = _open(path)
             self._path = path
         except OSError as error:
             raise UsageError(f"--trace {path}: {_reason(error)}; name a file that you may write") from error
         self.on = True
-        self._write("[\n")  # a missing end is allowed: the process may be ended at any time
+        self._write("[\n")  # viewers need no closing bracket: the process may end at any time
 
     def begin(self) -> None:
         """Starts a slice."""
@@ -55,13 +55,13 @@ class Trace:
             self._slice = ""
 
     def name(self, slice_name: str, **facts: int) -> None:
-        """Names the slice; a slice without a name is not written."""
+        """Names the present slice. A slice without a name is not written to the file."""
         if self._file is not None:
             self._slice = slice_name
             self._facts = facts
 
     def lap(self, part: str) -> None:
-        """Ends a part of the slice, which began at the end of the part before it."""
+        """Ends a part of the slice, which began at the end of the part before."""
         if self._file is not None:
             now = perf_counter_ns()
             self._add(part, self._mark, now, {})
@@ -85,7 +85,7 @@ class Trace:
             self._events.clear()
 
     def _write(self, text: str) -> None:
-        """Writes these lines. If that fails, tracing stops, and the file keeps its complete lines."""
+        """Writes the lines of `text`. If that fails, tracing stops, and the file keeps its complete lines."""
         assert self._file is not None
         data, written = text.encode(), 0
         try:
@@ -106,8 +106,7 @@ class Trace:
 
 
 def _open(path: Path) -> FileIO:
-    """Returns an empty file for writing. Raises OSError if that fails, and for a pipe or a device, which could
-    block."""
+    """Returns an empty file for writing. Raises OSError if that fails, or for a pipe or device, which could block."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
     file = FileIO(number, "w")
     if not stat.S_ISREG(os.fstat(number).st_mode):

@@ -1,7 +1,7 @@
-"""The versions of the packages that this runner computes with: the installed ones and the needed ones.
+"""The versions of the packages with which this runner computes: the installed versions and the needed ones.
 
-Only commands and failed starts ask for them: to look for one package takes longer than to import all modules of this
-runner.
+Only commands and failed starts call this module: finding one installed package takes longer than importing all modules
+of this runner.
 """
 
 import operator
@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 NEEDED = {"mlx": "==0.32.4", "mlx-lm": ">=0.32.2,<0.33"}
-"""The versions that pyproject.toml asks for."""
+"""The versions that pyproject.toml requires."""
 _COMPARED = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 _NAME = "ollama-mlx-runner"
 
 
 def installed(package: str) -> str:
-    """Returns the version of a package; empty if it is not installed."""
+    """Returns the installed version of a package. Empty if the package is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -26,7 +26,7 @@ def installed(package: str) -> str:
 
 
 def misfits() -> str:
-    """Returns the packages whose versions are not those needed; empty if all fit."""
+    """Returns a text about the packages whose installed version is not a needed one. Empty if all fit."""
     found = {package: installed(package) for package in NEEDED}
     return "; ".join(
         f"found {f'{package} {version}' if version else f'no {package}'}, want {package}{NEEDED[package]}"
@@ -36,13 +36,13 @@ def misfits() -> str:
 
 
 def remedy() -> str:
-    """Returns the advice for an installation without MLX, or with another version of it."""
+    """Returns the advice for an installation that lacks MLX or has another version of MLX."""
     cuda = ", with [cuda] in place of [cpu] for an NVIDIA GPU" if sys.platform == "linux" else ""
     return f"run `{install_command()}`{cuda}"
 
 
 def install_command() -> str:
-    """Returns the command that installs this package again, with MLX for CPUs, the way it was installed."""
+    """Returns the command that installs this package again, with MLX for CPUs, by the same tool as before."""
     import json
     import shlex
     from importlib.metadata import PackageNotFoundError, distribution
@@ -52,7 +52,7 @@ def install_command() -> str:
         package = distribution(_NAME)
         origin = json.loads(package.read_text("direct_url.json") or "{}")
         by_uv = (package.read_text("INSTALLER") or "").strip() == "uv"
-    except PackageNotFoundError:  # a checkout
+    except PackageNotFoundError:  # not installed: a checkout
         origin, by_uv = {"url": Path(__file__).parents[1].as_uri()}, False
     except (OSError, ValueError, RecursionError):  # damaged records
         origin, by_uv = {}, False
@@ -73,7 +73,7 @@ def install_command() -> str:
         return shlex.join(["pipx", "install", "--force", *words])
     if by_uv:
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, "--reinstall-package", _NAME, *words])
-    again = [] if words[-1].startswith("/") else ["--force-reinstall"]  # which pip needs for the same version
+    again = [] if words[-1].startswith("/") else ["--force-reinstall"]  # else pip does not replace the same version
     return shlex.join([sys.executable, "-m", "pip", "install", *again, *words])
 
 
@@ -83,5 +83,5 @@ def _fits(version: str, wanted: str) -> bool:
 
 
 def _key(version: str) -> tuple[int, ...]:
-    """Returns the numbers with which a version begins, without those of a local build or a preview."""
+    """Returns the numbers at the beginning of a version, without the numbers of a local build or a preview."""
     return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", version)[0])))

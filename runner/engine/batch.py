@@ -1,16 +1,16 @@
 """A batch: the generations that decode in one forward.
 
-What is in flight between two steps is one of three, and a step goes on from there:
+Between two steps, `Batch.in_flight` has one of three values. Each step begins with that value and leaves the next one:
 
-    None               runs the forward over the recorded tokens, draws, and goes on as `Drawn`; or, with drafts, runs
-                       a round over the next token of each and drafts, and reads all that are right
+    None               runs the forward over the recorded tokens, draws the next tokens, and continues as for `Drawn`.
+                       With drafts: runs a round, and reads the tokens that the round accepts
                        -> None; with a grammar -> StepAwaitingMasks
-    Drawn              runs the forward over these tokens, draws the next ones, and reads these
-                       -> Drawn; with a grammar, which has to follow them before it draws -> StepAwaitingMasks
-    StepAwaitingMasks  if all masks are there, draws the next tokens; those with late masks are split off
-                       -> Drawn; at the end of all answers, after a round, or without logits -> None
+    Drawn              runs the forward over the drawn tokens, draws the next tokens, and reads the drawn tokens
+                       -> Drawn; with a grammar, which follows tokens before the next draw -> StepAwaitingMasks
+    StepAwaitingMasks  draws the next tokens, when the masks are known; answers with late masks are split off
+                       -> Drawn; if all answers end, after a round, or without logits -> None
 
-Two batches join when both are `Drawn`. Generations may leave at any time.
+Two batches join when each has its next token (`Batch.may_meet`). Generations may leave at any time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,35 +30,35 @@ from runner.sampling.sample import Choice, SampledTokens
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.trace import TRACE
 
-_CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
-_PADDING_TOKENS = 256  # a row may always be padded by as many
-GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
-_GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
+_CLEAR_STEPS = 256  # mlx-lm's caches grow by this many tokens at a time, into new buffers
+_PADDING_TOKENS = 256  # a row may always be padded by this many tokens
+GRAMMAR_WAIT_S = 0.05  # the longest wait of a batch for a mask; then the answer decodes alone
+_GRAMMAR_WAIT_ALONE_S = 0.005  # the longest wait of a lone answer for its mask; then other slices run
 _ids = count()
 _Logits = TypeVar("_Logits", mx.array, mx.array | None)
 
 
 class Drawn(NamedTuple):
-    """The next token of each answer is drawn and dispatched, and not read yet."""
+    """The state in which the next token of each answer is drawn and dispatched, but not yet read."""
 
     sample: SampledTokens
     own: Mapping[Generation, SampledTokens] = {}
-    """The part of it that answers drew on their own layers, before they joined."""
+    """The tokens of the sample that answers drew on their own layers, before they joined the batch."""
     recorded: Sequence[Generation] = ()
-    """Answers that joined before they drew: their token in the sample is the last one that they recorded."""
+    """The answers that joined before they drew. For such an answer, `sample` holds the last token that it recorded."""
 
 
 class StepAwaitingMasks(NamedTuple):
-    """The tokens of a step are read, and the grammars follow them."""
+    """The state in which the tokens of a step are read, and the grammars follow these tokens."""
 
     choices: Sequence[Choice]
     logits: mx.array | None = None
-    """[B, 1, V], from the forward over these tokens; None if there was none."""
+    """Logits [B, 1, V] from the forward over these tokens. None if that forward has not run."""
     own: Mapping[Generation, SampledTokens] = {}
-    """As in `Drawn`."""
+    """The tokens that answers drew on their own layers, as in `Drawn`."""
 
     def of(self, rows: Sequence[int]) -> "StepAwaitingMasks":
-        """Returns these rows of it."""
+        """Returns this state for the given rows only."""
         logits = None if self.logits is None else self.logits[mx.array([*rows])]
         return self._replace(choices=[self.choices[row] for row in rows], logits=logits)
 
@@ -67,61 +67,60 @@ InFlight: TypeAlias = Drawn | StepAwaitingMasks | None
 
 
 class Batch:
-    """One generation, which decodes on its own layers, or several, on copies of their layers.
+    """One generation, which decodes on its own layers, or several generations, which decode on copies of their layers.
 
-    If a step of several raises, no generation has taken a token of it: each can return to the state of its own layers,
-    and decode alone. Owner: the engine thread.
+    If a step of several generations raises, none of them has taken a token of that step. Each can return to the state
+    of its own layers and decode alone. Owner: the engine thread.
     """
 
     def __init__(self, generation: Generation, parts: CoreParts, steps: int = 0, in_flight: InFlight = None) -> None:
-        """Starts a batch of one prefilled generation, which has already made `steps` in another batch."""
-        # For good.
+        """Starts a batch of one prefilled generation, which has already made `steps` steps in another batch."""
+        # Set for the life of the batch.
         self.id = next(_ids)
         self._parts = parts
         self._forward = parts.memory.measured(parts.forward_of(generation.request))
-        # Until a generation joins or leaves.
+        # Valid until a generation joins or leaves.
         self.generations = [generation]
         self.rows = DecodeRows(generation.session)
-        """Their layers."""
+        """The layers of the generations."""
         self._shifts = bool(generation.shift)
         self._guided = generation.grammar.guide is not None
-        self._sampler: Sampler | SamplerBatch | None = None  # of steps without drafts; made when it is first needed
+        self._sampler: Sampler | SamplerBatch | None = None  # of steps without drafts; made when first needed
         self.vocab_size = 0
-        """The tokens of the vocabulary; 0 until they are known, after the first forward."""
-        self._has_changed = bool(steps)  # generations have joined or left
-        # Until the next step.
+        """The number of tokens in the vocabulary; 0 before the first forward."""
+        self._has_changed = bool(steps)  # True once generations have joined or left
+        # Valid until the next step.
         self.in_flight = in_flight
-        """The state from which the next step goes on."""
+        """The state with which the next step begins."""
         self.steps = steps
-        """The number of steps so far."""
-        # Of the last step.
+        """The number of steps that the answers have made so far."""
+        # Set by the last step.
         self.forward_rows = 0
-        """The rows of each answer in the forward of the last step, with padding; 0 if it had none, -1 if it had
-        several."""
+        """The rows of each answer in the last step's forward, with padding; 0 without a forward, -1 after several."""
         self.latest_rows = 0
-        """The same of the latest step that had a forward."""
+        """The `forward_rows` of the latest step that had a forward."""
         self.lost: Results = []
-        """Generations whose masks were late and that could not be split off."""
+        """Generations with late masks that could not be split off, each with the events for its client."""
         self.split_off: list[Batch] = []
-        """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
+        """Batches of one generation, split off because its mask was late. `Batches.add_split_off` empties this list."""
         self._rounds = parts.rounds(self) if parts.rounds is not None else None
 
     @property
     def nbytes(self) -> int:
-        """The bytes held beside the layers of the generations themselves."""
+        """The bytes that the batch holds beside the generations' own layers."""
         return self.rows.nbytes
 
     @property
     def ready(self) -> bool:
-        """True if the batch can step; False while a mask is being computed."""
+        """True if the batch can step; False while a grammar's mask is being computed."""
         return not self._guided or all(each.grammar.wait(0.0) for each in self.generations)
 
     # --- steps
 
     def step(self, limit: StepLimit | None) -> Sequence[Choice | None]:
-        """Returns the next tokens of each generation, for `hand_out`: None for one that joined before it drew. Returns
-        an empty list if all masks are late: step again when `ready`. A round within the `limit` may yield several
-        tokens; a limit of None forbids drafts."""
+        """Computes a step. Returns the next tokens of each generation, for `hand_out`; None for a generation that
+        joined before it drew. Returns an empty list if all masks are late: then step again when `ready`. A round within
+        `limit` may yield several tokens; a `limit` of None forbids drafts."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
@@ -138,15 +137,15 @@ class Batch:
             return []
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
-            mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        # A step in which others only joined is no measure.
+            mx.clear_cache()  # frees the large buffers that the layers have outgrown
+        # The time of a step in which other answers joined says nothing about drafts.
         if rounds is not None and rounds.measures(self.steps) and all(choices):
             rounds.record_time(monotonic() - started_s, sum(len(choice.tokens) for choice in choices if choice))
         return choices
 
     def _step_drawn(self, *, dispatch: bool) -> Sequence[Choice | None]:
-        """Reads the tokens that are drawn, and draws them first if need be. Before reading it may `dispatch` the next
-        forward."""
+        """Reads the drawn tokens; draws them first if none are drawn. With `dispatch`, the next forward may be
+        dispatched before the tokens are read."""
         drawn = self.in_flight
         if not isinstance(drawn, Drawn):
             for each in self.generations:
@@ -155,7 +154,7 @@ class Batch:
             self._note_first(first, self.generations)
             drawn = Drawn(self._draw(first))
         logits = following = None
-        # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
+        # Only after the first token is read: a CPU computes while it dispatches, which would delay that token.
         if dispatch and self.steps and any(generation.room > 1 for generation in self.generations):
             logits = self.run(self.rows.compute, drawn.sample.token[:, None])
             if drawn.recorded:
@@ -173,15 +172,15 @@ class Batch:
         return self._follow(StepAwaitingMasks(choices, logits, drawn.own))
 
     def _follow(self, step: StepAwaitingMasks) -> list[Choice]:
-        """Lets the grammars follow the tokens of a step. Returns as `_step_with_masks`."""
+        """Makes the grammars follow the tokens of a step. Returns the result of `_step_with_masks`."""
         for generation, choice in zip(self.generations, step.choices, strict=True):
             generation.grammar.follow(choice)
         self.in_flight = step
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
-        """Waits for the masks, and draws the tokens after the ones that were read. Returns the tokens read, and for a
-        lone answer the tokens that its grammar forces after them; an empty list if all masks are late."""
+        """Waits for the masks, and draws the next tokens. Returns the tokens that were read, and after them the tokens
+        that the grammar of a lone answer forces. Returns an empty list if all masks are late."""
         until_s = monotonic() + (GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
@@ -219,7 +218,7 @@ class Batch:
                 self.split_off.append(Batch(generation, self._parts, self.steps, row))
 
     def hand_out(self, choices: Sequence[Choice | None]) -> Results:
-        """Gives each generation the tokens that `step` returned for it. Returns the events of each."""
+        """Gives each generation the tokens that `step` returned for it. Returns the events for each client."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self.lost = self.lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
@@ -227,16 +226,17 @@ class Batch:
             TRACE.lap("text")
         return results
 
-    # --- who is in it
+    # --- generations join and leave
 
     @property
     def batchable(self) -> bool:
-        """True if the layers are of kinds that can be joined, and none of them is untrusted."""
+        """True if all layers are of kinds that can be joined, and no layer is untrusted."""
         return self.rows.batchable
 
     def may_meet(self, other: "Batch") -> bool:
-        """Returns True if both stand before their next token, so that one may join the other. That token is drawn or,
-        without grammars, it is recorded and the only one that the layers have not seen. Accepts their last rounds."""
+        """Returns True if one batch may join the other: each has its next tokens ready. With a grammar, these tokens
+        must be drawn. Without grammars, they may also be recorded, each as the only token that the layers have not
+        seen. Accepts the last rounds of both batches."""
         if self._guided or other._guided:
             return all(isinstance(each.in_flight, Drawn) and not each.in_flight.recorded for each in (self, other))
         return self._is_before_token() and other._is_before_token()
@@ -244,12 +244,12 @@ class Batch:
     def _is_before_token(self) -> bool:
         if self.in_flight is None and self._rounds is not None:
             self._rounds.accept()
-        if self.in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
+        if self.in_flight is None:  # after a prompt of one token, layers are empty and have no shape yet
             return all(self.rows.lengths) and all(len(tokens) == 1 for tokens in self.rows.unseen)
         return isinstance(self.in_flight, Drawn)
 
     def _coming(self) -> Drawn:
-        """Returns the next token of each generation, drawn or recorded."""
+        """Returns the next token of each generation, as drawn or as recorded."""
         if isinstance(self.in_flight, Drawn):
             return self.in_flight
         tokens = mx.array(self.rows.unseen, mx.uint32)[:, 0]
@@ -257,25 +257,25 @@ class Batch:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """The tokens of each row."""
+        """The number of tokens in each row."""
         return self.rows.lengths
 
     def accepts(self, lengths: Sequence[int]) -> bool:
-        """Returns True if generations whose rows have these lengths may join. Rows are padded to the longest: a much
-        shorter row would cost more in padding than in forwards of its own."""
+        """Returns True if generations with rows of these lengths may join. All rows are padded to the longest one, so a
+        much shorter row would cost more in padding than forwards of its own cost."""
         rows = [*self.lengths, *lengths]
         fits = max(rows) * len(rows) <= 2 * sum(rows) + _PADDING_TOKENS * len(rows)
         return fits and all(each.may_batch for each in self.generations)
 
     def make_room(self, lengths: Sequence[int]) -> bool:
-        """Makes a piece of the room for rows of these lengths, which are to join, and for the next tokens of all: a
-        piece, because all rows are copied. Returns True if all of the room is there. If this raises, several
-        generations can only decode one by one, by `Recovery.break_up`."""
+        """Makes a piece of the room for joining rows of these lengths and for the next tokens of all rows. All rows are
+        copied, so one call makes one piece only. Returns True if all of the room is made. If this raises, the batch
+        must be broken up (`Recovery.break_up`), unless it has one generation."""
         return self.rows.make_room(len(lengths), max(lengths, default=0))
 
     def join(self, others: Sequence["Batch"]) -> None:
-        """Takes over the generations of `others`, if it `accepts` their lengths and `may_meet` each. If this raises,
-        `others` are unchanged, and so is this batch if it had one generation."""
+        """Takes over the generations of `others`. For each, `accepts` and `may_meet` must have returned True. If this
+        raises, `others` are unchanged; this batch is unchanged too if it had one generation."""
         batches = [self, *others]
         coming = [each._coming() for each in batches]
         sample = SampledTokens.joined([each.sample for each in coming])
@@ -298,8 +298,8 @@ class Batch:
         self._guided = any(each._guided for each in batches)
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
-        """Removes these generations; their own layers take over what the batch has computed. Returns the generations
-        for which that failed. If this raises, the remaining ones can only decode one by one, by `Recovery.break_up`."""
+        """Removes the `leaving` generations; their own layers take over the results of the batch. Returns the
+        generations that failed in this. If this raises, the remaining ones must be broken up (`Recovery.break_up`)."""
         rows = self.generations
         gone = {row for row, generation in enumerate(rows) if generation in leaving}
         if self._rounds is not None:
@@ -322,26 +322,26 @@ class Batch:
                         self._see_end(generation)
                 except Exception as error:
                     failed.append((generation, generation.fail(error)))
-        self.rows.keep(stay)  # last: layers that have settled have seen the token that they would go back to
+        self.rows.keep(stay)  # last: settled layers have seen the token to which they would return
         return failed
 
     def _see_end(self, generation: Generation) -> None:
-        """Computes on the own layers of an answer the tokens that they would have seen without rounds."""
+        """Computes, on the answer's own layers, the tokens that they would have seen in steps without rounds."""
         session = generation.session
-        last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last one
+        last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last token
         if unseen := session.recorded[session.position : len(session.recorded) - last]:
             with self._parts.shifted([generation.shift]):
                 DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
     @property
     def own(self) -> Mapping[Generation, SampledTokens]:
-        """The tokens that answers drew on their own layers and have not taken."""
+        """The tokens that answers drew on their own layers and have not yet taken."""
         return self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
 
-    # --- on the device
+    # --- forwards and samples
 
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
-        """Runs the forward over tokens [B, L] by a method of the rows. Returns the result of that method."""
+        """Runs the forward over `tokens` [B, L] through `compute`, a method of the rows. Returns its result."""
         self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
         with self._parts.shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)
@@ -350,10 +350,10 @@ class Batch:
         return logits
 
     def _draw(self, logits: mx.array) -> SampledTokens:
-        """Samples the next token of each generation and dispatches it, with the forward before it."""
+        """Samples the next token of each generation. Dispatches the samples together with the forward before them."""
         if self._has_changed:
             self._has_changed = False
-            mx.clear_cache()  # buffers of other sizes have come or left with generations
+            mx.clear_cache()  # the number of rows has changed, so buffers need other sizes
         self.vocab_size = logits.shape[-1]
         if self._sampler is None:
             samplers = [generation.sampler(self.vocab_size) for generation in self.generations]
@@ -371,14 +371,14 @@ class Batch:
         return sample
 
     def _note_first(self, logits: mx.array, new: Sequence[Generation]) -> None:
-        """Gives these generations the logits after their prompts, unless their answers have begun."""
+        """Gives each of the generations `new` the logits after its prompt, unless its answer has begun."""
         for generation in new:
             if generation.keep_logits and len(generation.session.recorded) == generation.session.total:
                 row = self.generations.index(generation)
                 generation.first_logits = mx.contiguous(logits[row : row + 1, -1])
 
     def release_samplers(self) -> None:
-        """Returns their states to the samplers of a batch."""
+        """If the batch has several generations, gives each one's sampler its state back."""
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None

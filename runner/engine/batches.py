@@ -1,4 +1,4 @@
-"""The batches that decode: adds requests to them, joins them, and takes requests out."""
+"""The batches of an engine: starts them, joins them, and removes requests from them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -14,35 +14,36 @@ from runner.logs import Log
 log = Log(__name__)
 
 LONE_STEPS = 4
-"""The most steps of an answer before it joins others. Joining copies all that a row holds, which does not pay for long
-prompts with short answers."""
+"""The most steps that an answer decodes alone before it joins others. Joining copies the whole row of an answer, which
+does not pay off for a long prompt with a short answer."""
 _COPIED_TOKENS = 512
-"""A row takes one step alone for each of these tokens that it holds."""
+"""A row decodes one step alone for each 512 tokens that it holds, up to the limit of lone steps."""
 
 
 class Batches:
     """All batches of an engine. Owner: the engine thread.
 
-    If a change of a batch of several requests raises, the batch is broken up: each request goes on alone, from the
-    state of its own layers. The methods that may break one up return its requests, with events for their clients.
+    If a change of a batch of several requests raises, the batch is broken up: each request continues alone, from the
+    state of its own layers. A method that may break up a batch returns the requests of that batch, each with the events
+    for its client.
     """
 
     def __init__(self, parts: CoreParts, recovery: Recovery) -> None:
         self.all: list[Batch] = []
         self.lone_steps = LONE_STEPS
-        """The most steps that a batch takes alone before it may join another one."""
+        """The most steps that a batch decodes alone before it may join another one."""
         self._parts = parts
         self._recovery = recovery
         self._said_why_not = False
 
     @property
     def generations(self) -> list[Generation]:
-        """The requests that decode."""
+        """The requests in all batches."""
         return [generation for batch in self.all for generation in batch.generations]
 
     @property
     def joining(self) -> list[int]:
-        """The ids of the batches of one answer that can be computed with others."""
+        """The ids of the batches that have one answer and can be joined with others."""
         if self._parts.unbatchable:
             return []
         alone = [each for each in self.all if len(each.generations) == 1]
@@ -50,16 +51,16 @@ class Batches:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that batches hold beside the layers of their requests."""
+        """The bytes that all batches hold beside their requests' own layers."""
         return sum(batch.nbytes for batch in self.all)
 
     def start(self, generation: Generation, cache: PrefixCache) -> Results:
-        """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short. Returns the
-        request if that failed."""
+        """Starts a batch of one prefilled request. Switches off the request's drafts if memory is short. Returns the
+        request if the start failed, else an empty list."""
         try:
             if generation.drafter is not None and not self._parts.memory.allows_drafts(cache):
                 generation.drafter = None
-            steps = generation.life.known  # it goes on as if it had drawn a known first token
+            steps = generation.life.known  # a known first token counts as a step
             batch = Batch(generation, self._parts, steps)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
@@ -67,21 +68,21 @@ class Batches:
         return []
 
     def may_draft(self, cache: PrefixCache) -> bool:
-        """Returns True unless a batch waits to join another one: both have to make a step without drafts before."""
+        """Returns True unless a batch waits to join another one. Both must first make a step without drafts."""
         return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
 
     def make_room(self, batch: Batch, coming: Sequence[Generation], cache: PrefixCache) -> None:
-        """Lets a batch of several requests make a piece of the room for its next tokens, and for the `coming` requests
-        that may join it."""
+        """Makes a piece of the room that a batch of several requests needs for its next tokens, and for those of the
+        `coming` requests that may join it."""
         lengths = [each.session.total for each in coming if each.may_batch and not self._parts.unbatchable]
         if lengths and not (batch.accepts(lengths) and _has_memory(cache, batch, lengths)):
             lengths = []
         batch.make_room(lengths)
 
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
-        """Joins each batch of one request, this one first, with the batch that suits it best, if any, once that has
-        made room. Batches with the same target join at once. Returns the batch that the request is in now, and the
-        requests of a batch that was broken up."""
+        """Joins each batch of one request, `batch` first, with the batch that suits it best, once that target has made
+        room. Batches with the same target join together. Returns the batch that now holds the request of `batch`, and
+        the requests of a batch that was broken up."""
         joining: dict[Batch, list[Batch]] = {}
         for each in [batch, *(other for other in self.all if other is not batch and len(other.generations) == 1)]:
             target = None if each in joining else self._target_of(each, cache, joining)
@@ -106,8 +107,8 @@ class Batches:
     def _target_of(
         self, batch: Batch, cache: PrefixCache, joining: Mapping[Batch, Sequence[Batch]] = MappingProxyType({})
     ) -> Batch | None:
-        """Returns the batch that this batch of one request should join, if memory has room for it. `joining` maps a
-        batch to the batches that join it first."""
+        """Returns the batch that `batch`, of one request, should join; None if there is none or memory has no room.
+        `joining` maps a target to the batches that will join it first."""
         if (
             len(batch.generations) > 1
             or len(self.all) < 2
@@ -135,8 +136,8 @@ class Batches:
         return target if _has_memory(cache, target, lengths[target]) else None
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
-        """Removes requests from their batch, and ends the batch when none is left. Returns the other requests if it had
-        to be broken up."""
+        """Removes the `leaving` requests from `batch`, and ends the batch if no request remains. If the batch had to be
+        broken up, returns the remaining requests."""
         try:
             batch.leave(leaving)
         except Exception as error:
@@ -148,12 +149,12 @@ class Batches:
         return []
 
     def add_split_off(self, batch: Batch) -> None:
-        """Adds the batches of one that were split off from this one because of slow grammars."""
+        """Adds the batches of one request that were split off from `batch` because of slow grammars."""
         self.all += batch.split_off
         batch.split_off = []
 
     def end(self, batch: Batch, error: Exception) -> Results:
-        """Ends a batch after an error, and returns its requests. One that was alone restarts or has failed."""
+        """Ends a batch after an error, and returns its requests. A request that was alone restarts or has failed."""
         self.all.remove(batch)
         if len(batch.generations) > 1:
             return self._recovery.break_up(batch, error)
@@ -162,6 +163,6 @@ class Batches:
 
 
 def _has_memory(cache: PrefixCache, batch: Batch, lengths: Sequence[int]) -> bool:
-    """Returns True if there is memory for a batch after rows of these lengths have joined it."""
+    """Returns True if there is memory for `batch` after rows of these lengths have joined it."""
     rows = [*batch.lengths, *lengths]
     return cache.allows(cache.session_bytes(max(rows)) * len(rows) - batch.nbytes)

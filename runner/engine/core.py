@@ -1,4 +1,4 @@
-"""The parts of an engine that its requests are computed with, and the port through which these are counted."""
+"""The parts of an engine with which requests are computed, and the port through which requests are counted."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Notes what a scheduler does, and changes nothing. This class notes nothing. Owner: the engine thread."""
+    """Notes the events of a scheduler, and changes nothing. This base class notes nothing. Owner: the engine thread."""
 
     def never_began(self, request: Request, outcome: str) -> None:
         """Notes that a request ended without a session; `outcome` is a field of `RequestCounts`."""
 
     def began(self, generation: Generation) -> None:
-        """Notes that a request has its session."""
+        """Notes that a session was opened for a request."""
 
     def prefilled(self, generation: Generation) -> None:
-        """Notes that a slice of its prompt was computed."""
+        """Notes that a slice of the request's prompt was computed."""
 
     def stepped(self, generations: Sequence[Generation], now_s: float) -> None:
-        """Notes a decode step, by which each of these has its next token."""
+        """Notes a decode step, which gave each of `generations` its next token."""
 
     def ended(self, generation: Generation) -> None:
         """Notes that a request is closed."""
@@ -41,15 +41,15 @@ class Observer:
         """Notes that a slice was computed."""
 
     def cache_replaced(self, cache: PrefixCache) -> None:
-        """Notes that this cache is about to be replaced."""
+        """Notes that `cache` is about to be replaced."""
 
 
 @dataclass(kw_only=True)
 class CoreParts:
-    """The model, its tokenizer, and what else a request is computed with. Owner: the engine thread."""
+    """The model, its tokenizer, and the other parts with which a request is computed. Owner: the engine thread."""
 
     forward: Forward = field(init=False)
-    """The forward of answers."""
+    """The forward that computes logits for prompts and answers."""
     tokenizer: Tokenizer = field(init=False)
     context_length: int = field(init=False)
     make_cache: Callable[[], PrefixCache] = field(init=False)
@@ -57,34 +57,34 @@ class CoreParts:
     policy: SlicePolicy = field(init=False)
     observer: Observer = field(default_factory=Observer)
     salt: str = ""
-    """Names what changes the meaning of the cache's contents: prompts of different salts share nothing. Empty for the
-    model's own keys and values."""
+    """Names a setting that changes the meaning of the cache's contents: prompts with different salts share nothing.
+    Empty for the model's own keys and values."""
     show: "Callable[[ShownPrompt], PromptMedia]" = lambda _: NoMedia()
-    """Begins with the media of one request, none of which is encoded yet."""
+    """Returns the media of one request, none of which is encoded yet."""
     shifted: "Shifted" = lambda _: nullcontext()
-    """Shifts the positions of answers after media."""
+    """Returns a block in which forwards shift the positions of answers after media."""
     unbatchable: str = ""
-    """The reason why requests may not share a batch; empty if they may."""
+    """The reason why requests cannot share a batch. Empty if they can."""
     drafter: "Callable[[Sequence[int]], Drafter] | None" = None
-    """Makes a drafter for the answer to a prompt, given its keys; None if answers are not drafted."""
+    """Makes a drafter for an answer, given the keys of its prompt. None if answers are not drafted."""
     rounds: "Callable[..., Rounds] | None" = None
-    """Makes the rounds of a batch; set with `drafter`."""
+    """Makes the rounds of a batch. Set if, and only if, `drafter` is set."""
     begin: Callable[..., Generation] = Generation
-    """Makes a generation; with a tape, one that notes its tokens there."""
+    """Makes a generation. With a tape, the generation notes its tokens on the tape."""
     ranks: "Ranks | None" = None
-    """The processes that compute the model together; None if this one has all of it."""
+    """The processes that compute the model together. None if this process computes all of the model."""
     first_tokens: FirstTokens | None = None
-    """The logits after recent prompts; None if every first token is computed."""
+    """The logits after recent prompts. None if no logits are kept."""
     scoring: Callable[[Forward, Sequence[int]], Forward] = lambda forward, _: forward
-    """Wraps a forward so that the last logits of these tokens are computed in float32, for scores."""
+    """Wraps a forward so that the last logits of the given tokens are computed in float32, for scores."""
 
     def forward_of(self, request: Request) -> Forward:
-        """Returns the forward by which a request decodes."""
+        """Returns the forward by which a request decodes: a more exact one for scores."""
         candidates = request.sampling.candidates
         return self.scoring(self.forward, candidates) if candidates else self.forward
 
     def generation(self, request: Request, session: Session, started_ns: int) -> Generation:
-        """Returns the generation of a request that left the queue at `started_ns`, in this session."""
+        """Makes the generation of a request in the given session. The request left the queue at `started_ns`."""
         media = NoMedia() if request.shown is None else self.show(request.shown)
         drafter = self.drafter(request.keys) if self.drafter is not None else None
         broadcast = self.ranks.broadcast if self.ranks is not None else None
@@ -95,7 +95,7 @@ class CoreParts:
         return generation
 
     def open_session(self, request: Request, cache: PrefixCache) -> Session:
-        """Opens a session of the cache for a request. If the same prompt was computed recently, the session knows the
-        first token of the answer."""
+        """Opens a session of the cache for a request. If the same prompt was computed recently, the session already
+        holds the first token of the answer."""
         first = self.first_tokens.draw(request) if self.first_tokens is not None else None
         return cache.begin(request.keys, self.salt, None if first in self.tokenizer.eos else first)

@@ -1,5 +1,5 @@
-"""The thread that owns MLX: it loads the model, then computes requests one slice at a time. And the world around it:
-the source of every value from outside that its decisions depend on."""
+"""The engine thread, which owns MLX: the thread loads the model, then computes requests one slice at a time. Also the
+world around it: the source of every outside value on which the engine's decisions depend."""
 
 import asyncio
 import queue
@@ -28,67 +28,69 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
-"""A request; something to call between two slices; or None, which only wakes the engine."""
+"""A request to compute, a function to call between two slices, or None, which only wakes the engine."""
 
 log = Log(__name__)
-_MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is nothing else to do
-_PUBLISH_S = 0.02  # asking MLX for its memory would be a percent of a decode step of a millisecond or two
+_MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while the engine has nothing else to do
+_PUBLISH_S = 0.02  # between two readings of MLX's memory: one costs a percent of a short step
 
 
 class Turns:
-    """The turns between slices, in which messages from outside arrive. Without a tape the mailbox is enough."""
+    """The turns between slices, in which messages from outside arrive. This class, for an engine without a tape, leaves
+    everything to the mailbox."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
         """The outbox of the engine."""
 
     def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:
-        """Returns the function that takes a request from the mailbox, where `add` would queue it."""
+        """Returns the function that gets each request from the mailbox: here `add`, which queues the request."""
         return add
 
     def begin_slice(self, add: Callable[[Request], None]) -> None:
-        """Hands on what has happened outside since the last slice. `add` queues a request."""
+        """Applies the outside events since the last slice. `add` queues a request."""
 
     def end_slice(self, *, idle: bool) -> None:
-        """Ends a slice, or the start. An `idle` engine may be ended at any moment."""
+        """Ends a slice, or the start of the engine. The process of an `idle` engine may be ended at any moment."""
 
 
 class World:
-    """The real machine, on which this process has the whole model. A tape notes its values or replaces them by noted
-    ones (`runner/tape`), and ranks follow those of their leader (`runner/ranks`): each derives a class from this."""
+    """The real machine, on which this process computes the whole model. Two classes derive from this one: a tape notes
+    the values or replaces them by noted values (`runner/tape`); ranks use the leader's values (`runner/ranks`)."""
 
     ranks: "Ranks | None" = None
-    """The processes that compute the model together; None if this one has all of it."""
+    """The processes that compute the model together. None if this process computes all of the model."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
 
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
-        """Returns the memory of the machine and what MLX may hold of it, before the weights are loaded."""
+        """Returns the bytes of the machine's memory and of the budget for MLX. Called before the weights are loaded."""
         return total_bytes, budget_bytes
 
     def load(self, model: OpenedModel, dtype: str, budget_bytes: int) -> "LoadedModel":
-        """Loads the model, or the part of it that this process computes. Raises ModelError."""
+        """Loads the model, or this process's part of the model. Raises ModelError."""
         from runner.model.weights.loading import load
 
         return load(model, dtype, budget_bytes)
 
     def loaded(self, parts: "Parts") -> None:
-        """Replaces the memory and the forward, once the weights are loaded. Raises RankError if a rank has ended."""
+        """Replaces the memory sizes and the forward, after the weights are loaded. Raises RankError if a rank has
+        ended."""
 
     def forward(self, run: "Forward") -> "Forward":
-        """Returns the forward that is called in place of this one."""
+        """Returns the forward to call in place of `run`."""
         return run
 
     def wrap(self, parts: "Parts") -> None:
-        """Replaces all parts through which values come in while the engine computes."""
+        """Replaces all parts through which outside values reach the engine while it computes."""
 
 
 class Build(Protocol):
-    """The builder of an engine (runner/build.py). Called on the engine thread."""
+    """The functions that build an engine (runner/build.py). Called on the engine thread."""
 
     def open_world(self, settings: Settings, model: OpenedModel, outbox: Outbox) -> World:
-        """Returns the world that an engine with these settings is in. Raises RunnerError."""
+        """Returns the world for an engine with these settings. Raises RunnerError."""
         ...
 
     def build_parts(
@@ -107,22 +109,22 @@ class Build(Protocol):
 class Engine:
     """The engine as the event loop sees it, and the thread behind it.
 
-    `start`, `submit` and `compile` belong to the event loop; any thread may read `memory_bytes`; everything that begins
-    with an underscore runs on the engine thread. Requests begin in the order of their arrival.
+    `start`, `submit` and `compile` belong to the event loop. Any thread may read `memory_bytes`. Every name that begins
+    with an underscore belongs to the engine thread. Requests begin in the order of their arrival.
     """
 
     tokenizer: Tokenizer
-    """Set once requests can be computed."""
+    """The model's tokenizer. Set once requests can be computed."""
     memory_bytes: int = 0
-    """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
+    """The bytes that MLX held at the engine's last reading: bytes in use, and bytes kept for reuse."""
     encoder_use = EncoderUse()
-    """Set once requests can be computed, if the model makes no text."""
+    """The use of a model that makes no text. Set, for such a model, once requests can be computed."""
     refused: int = 0
     """The number of requests that were refused before they reached the engine. Owner: the event loop."""
     failed: int = 0
-    """The number of requests that failed before they reached the engine."""
+    """The number of requests that failed before they reached the engine. Owner: the event loop."""
     parts: "Parts"
-    """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
+    """The parts of the engine. Only the engine thread may use them, except `tokenizer`, `vision` and `formats`."""
 
     def __init__(
         self,
@@ -132,9 +134,9 @@ class Engine:
         build: Build,
         refuse: Callable[[ModelError], NoReturn] = die,
     ) -> None:
-        """`tokenizer` may still be opening: a large one takes as long to open as many weights take to read.
+        """`tokenizer` may still be opening: opening a large tokenizer takes as long as reading many weights.
 
-        `refuse` ends the process, on any thread, when the model cannot be loaded.
+        `refuse` ends the process when the model cannot be loaded. Any thread may call `refuse`.
         """
         self._settings = settings
         self._model = model
@@ -144,12 +146,13 @@ class Engine:
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._world: World | None = None
-        # Until the next slice.
-        self._idle = True  # nothing to do but to wait for a message
+        # Valid until the next slice.
+        self._idle = True  # there is nothing to compute
         self._publish_at = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-        """Starts to load. The event is set when requests can be computed; a fault until then ends the process."""
+        """Starts to load. Returns an event that is set when requests can be computed. A fault before ends the
+        process."""
         self._ready = asyncio.Event()
         self._outbox = Outbox(loop, Wakeup(loop).wake)
         self._opening.add_done_callback(self._check_tokenizer)
@@ -157,32 +160,32 @@ class Engine:
         return self._ready
 
     def submit(self, request: Request) -> None:
-        """Queues a request, whose stream receives all that happens to it."""
+        """Queues a request. The engine puts the request's events into the request's stream."""
         if request.format is not None:
             request.grammar = self.parts.formats.expect()
             request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
         self._mailbox.put(request)
 
     def compile(self, request: Request) -> None:
-        """Starts to compile the format of a request that has left the queue: one that waits takes no memory."""
+        """Starts to compile the format of a request that has left the queue. Before that, a format takes no memory."""
         if request.format is not None and request.grammar is not None:
             self.parts.formats.compile(request.format, request.grammar)
 
     def keep(self) -> threading.Event:
-        """Ends all requests and writes their conversations to the disk cache. Sets the event when that is done; later
-        messages wait until then."""
+        """Ends all requests and writes their conversations to the disk cache. Returns an event that is set afterwards.
+        Later messages wait until then."""
         kept = threading.Event()
         self._mailbox.put(lambda: self._keep(kept))
         return kept
 
     async def ask(self, question: "Callable[[Parts], Answer]") -> Answer:
-        """Returns the answer to a question, as of between two slices, when it is computed on the engine thread."""
+        """Calls `question` with the engine's parts, on the engine thread between two slices. Returns the result."""
         answer: Future[Answer] = Future()
         self._mailbox.put(lambda: _resolve(answer, lambda: question(self.parts)))
         return await asyncio.wrap_future(answer)
 
     def _check_tokenizer(self, opening: Future[Tokenizer]) -> None:
-        """Reports a broken tokenizer at once, not when gigabytes have been read."""
+        """Reports a broken tokenizer as soon as it is opened, before gigabytes of weights have been read."""
         error = opening.exception()
         if isinstance(error, ModelError):
             self._refuse(error)
@@ -205,7 +208,7 @@ class Engine:
         except RunnerError as error:
             self._await_cause(error)
             die(error)
-        except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
+        except BaseException as error:  # without its engine the process would be useless
             log.exception("the engine died")
             self._await_cause(error)
             die(error, before="the engine died: ")
@@ -219,7 +222,7 @@ class Engine:
         if self._settings.trace is not None:
             TRACE.start(self._settings.trace)
         try:
-            import mlx.core as mx  # by itself, so that only its absence is reported as such
+            import mlx.core as mx  # alone in the block, so that only a missing MLX is reported as `no_mlx`
         except ImportError as error:
             raise no_mlx(error) from error
         self._world = world = self._build.open_world(self._settings, self._model, self._outbox)
@@ -247,7 +250,7 @@ class Engine:
             TRACE.end()
 
     def _receive(self) -> None:
-        """Handles all messages; waits for one only if there is nothing to compute."""
+        """Handles all messages. Waits for a message only if there is nothing to compute."""
         if self._idle:
             TRACE.flush()
             self._handle(self._wait())
@@ -255,7 +258,7 @@ class Engine:
             self._handle(self._mailbox.get())
 
     def _wait(self) -> Message:
-        """Returns the next message; None if a mask or the disk may have something before one comes."""
+        """Returns the next message. Returns None if it is time to look for a mask, or for work of the disk cache."""
         disk = self.parts.disk
         patience_s = disk.patience_s if disk is not None else None
         with suppress(queue.Empty):
@@ -263,7 +266,7 @@ class Engine:
         return None
 
     def _compute(self) -> None:
-        """Computes a slice, and a piece of each work beside it."""
+        """Computes a slice, then a piece of each work beside it."""
         scheduler, beside = self.parts.scheduler, self.parts.beside
         self._turns.begin_slice(scheduler.add)
         scheduler.compute_slice()
@@ -277,7 +280,7 @@ class Engine:
         self._idle = self._idle and not any(each.pending(idle=True) for each in beside)
 
     def _deliver(self) -> None:
-        """Publishes the numbers if it is time to, and sends the events to the event loop."""
+        """Publishes the memory in use if that is due, and sends the events to the event loop."""
         if self._idle or perf_counter() >= self._publish_at:
             self._publish()
             if TRACE.on:
@@ -296,7 +299,7 @@ class Engine:
         kept.set()
 
     def _receive_call(self) -> None:
-        """Waits for a message, and handles it unless it is a request: there is no time for that any more."""
+        """Waits for a message and handles it. Ignores a request: there is no time left to compute one."""
         message = self._mailbox.get()
         if message is not None and not isinstance(message, Request):
             message()
@@ -310,5 +313,5 @@ def _resolve(answer: Future[Answer], function: Callable[[], Answer]) -> None:
     if answer.set_running_or_notify_cancel():
         try:
             answer.set_result(function())
-        except Exception as error:  # it belongs to the caller
+        except Exception as error:  # the caller of `ask` gets the error
             answer.set_exception(error)

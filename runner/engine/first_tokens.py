@@ -1,4 +1,4 @@
-"""The logits after recent prompts: the first token after the same prompt needs no forward."""
+"""The logits after recent prompts. If a prompt comes again, the first token of its answer needs no forward."""
 
 from array import array
 from collections import OrderedDict
@@ -11,11 +11,11 @@ from runner.engine.request import Request
 from runner.sampling.sampler import Sampler
 
 _MOST_BYTES = 16 << 20
-"""Sixteen prompts of a model with a quarter of a million tokens."""
+"""Enough for sixteen prompts of a model whose vocabulary has a quarter of a million tokens."""
 
 
 class FirstTokens:
-    """Keeps the logits of the last token of some prompts, by the keys of their tokens. Owner: the engine thread."""
+    """Keeps the logits of the last token of recent prompts, by the keys of each prompt. Owner: the engine thread."""
 
     def __init__(self, context_length: int, most_bytes: int = _MOST_BYTES) -> None:
         self._context_length = context_length
@@ -24,7 +24,7 @@ class FirstTokens:
         self._nbytes = 0
 
     def keep(self, keys: Sequence[int], logits: mx.array) -> None:
-        """Keeps the logits [1, V] after a prompt, by themselves: without the arrays that they are part of."""
+        """Keeps the logits [1, V] after a prompt, evaluated, so that the arrays they come from can be freed."""
         mx.eval(logits)
         name = _name(keys)
         if name not in self._kept:
@@ -35,7 +35,7 @@ class FirstTokens:
             self._nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def draw(self, request: Request) -> int | None:
-        """Returns the token that a request draws first, if others follow it; None if it is not known."""
+        """Returns the token that a request draws first; None if it is unknown, or would be the only token."""
         if request.max_tokens < 2 or not draws_plainly(request):
             return None
         name = _name(request.keys)
@@ -47,13 +47,13 @@ class FirstTokens:
         return sampler(logits).read()[0].token
 
     def clear(self) -> None:
-        """Forgets all of them."""
+        """Forgets all logits."""
         self._kept.clear()
         self._nbytes = 0
 
 
 def draws_plainly(request: Request) -> bool:
-    """Returns True if the first token of an answer depends on nothing but these logits and the sampler."""
+    """Returns True if the first token depends only on the logits and the sampler, and no scores are wanted."""
     return request.grammar is None and not request.sampling.logprobs and not request.sampling.candidates
 
 

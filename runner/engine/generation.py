@@ -1,4 +1,4 @@
-"""A generation: one request, from the first slice of its prefill to its last token."""
+"""A generation: a request that is being computed, from the first slice of its prompt to its last token."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 Forward = Callable[[mx.array, list[object]], mx.array]
-"""Maps tokens [B, L] and the layer caches to logits [B, L, V]."""
+"""A function from tokens [B, L] and the layer caches to logits [B, L, V]."""
 
 
 class NoMedia:
-    """The media of a prompt that shows none."""
+    """The media of a prompt that has no media."""
 
     ready = True
 
@@ -55,10 +55,10 @@ class NoMedia:
 
 
 class Generation:
-    """One request that is being computed: reads its prompt slice by slice, then takes its tokens from a batch.
+    """A request that is being computed: its prompt slice by slice, then its answer as a member of a batch.
 
-    Owner: the engine thread. Exists from the moment the request leaves the queue until `close`, which must be called
-    whatever happens: it keeps the cache and the layers consistent.
+    It exists from the moment the request leaves the queue until `close`. Always call `close`: it keeps the cache and
+    the layers consistent. Owner: the engine thread.
     """
 
     def __init__(
@@ -72,57 +72,57 @@ class Generation:
         drafter: "Drafter | None" = None,
         broadcast: "Broadcast | None" = None,
     ) -> None:
-        """`started_ns`: when the request left the queue. `media` are those of the prompt. The `drafter` proposes
-        tokens of the answer; `broadcast` is as for `Sampler`."""
-        # For good.
+        """`started_ns` is the time at which the request left the queue; `media` are the media of the prompt. The
+        `drafter` proposes tokens of the answer; `broadcast` is as for `Sampler`."""
+        # Set for the life of the request.
         self.request = request
         self.tokenizer = tokenizer
         self._context_length = context_length
         self.shift = 0 if request.shown is None else request.shown.shift
-        """The difference between positions and offsets after the prompt."""
+        """The position of a token after the prompt, less its offset."""
         self.drafter = drafter
         self.media = media
         self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
         self.text: Detokenizer[Logprob] = Detokenizer(tokenizer.token_bytes, request.stops)
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
         self._broadcast = broadcast
-        # Until the first token.
+        # Needed until the first token.
         self.keep_logits: Callable[[mx.array], None] | None = None
-        """Keeps the logits [1, V] after the prompt."""
+        """The function that keeps the logits [1, V] after the prompt; None if they are not kept."""
         self.first_logits: mx.array | None = None
-        """These logits, once their forward is dispatched."""
-        # Until it restarts.
+        """The logits after the prompt, once their forward is dispatched."""
+        # Valid until the request restarts.
         self.session = session
         self.restarted = False
         """True if the request was restarted once because memory ran out."""
-        # Until it returns to prefill.
+        # Valid until the request returns to prefill.
         self.may_batch = request.max_tokens != 1
-        """True if the answer may decode in one batch with others. Joining does not pay for a single token, and scores,
-        which take one, come from a forward of their own."""
+        """True if the answer may decode in a batch with others. False for an answer of one token: joining would not pay
+        off, and scores come from a forward of their own."""
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
-        # Until the next token.
+        # Valid until the next token.
         self.room = request.max_tokens
-        """The number of tokens that may still be generated."""
+        """The number of tokens that the answer may still get."""
         self.unseen = 0
-        """The number of recorded tokens at the end that the layers do not see if the answer ends now."""
+        """The number of recorded tokens that the layers will not have seen if the answer ends now."""
         self.done = False
-        """True if nothing is left to compute."""
+        """True if the request has ended."""
 
     # --- the prompt
 
     @property
     def left(self) -> int:
-        """The number of tokens to prefill before the first decode step, or 1 for a known first token."""
+        """The number of tokens to prefill before the first decode step; at least 1 if the first token is known."""
         return max(int(self.session.first is not None), len(self.session.recorded) - 1 - self.session.position)
 
     @property
     def lacks_features(self) -> bool:
-        """True if an item has to be encoded before the prefill goes on."""
+        """True if an item of media must be encoded before the prefill can continue."""
         return self.left > 0 and self.media.slice_tokens(self.session.position, 1) == 0
 
     def prefill(self, most: int, forward: Forward) -> int:
-        """Computes the next slice of the prompt, of at most `most` tokens. Returns the number of tokens."""
+        """Computes the next slice of the prompt: at most `most` tokens. Returns the number of tokens computed."""
         session = self.session
         at = session.position
         count = self.media.slice_tokens(at, session.next_forward(most))
@@ -131,17 +131,15 @@ class Generation:
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
-        mx.clear_cache()  # the buffers of a slice have other sizes than those of the next forwards
+        mx.clear_cache()  # the next forwards need buffers of other sizes
         if self.drafter is not None:
             self.drafter.index(2 * count)
         return count
 
     def take_first(self, token: int) -> list[Event]:
-        """Takes the first token of the answer, which is known, without a forward. Returns the events for the client.
-
-        A token that completes a stop string is forgotten and computed again, so that such an answer leaves the cache as
-        any other.
-        """
+        """Takes the known first token of the answer, without a forward. Returns the events for the client. If the token
+        completes a stop string, it is forgotten and computed again, so that the cache is left as after any other
+        answer."""
         session, life = self.session, self.life
         life.decoded_ns = life.decoded_ns or perf_counter_ns()
         if self.text.completes_stop(token):
@@ -154,13 +152,13 @@ class Generation:
     # --- the grammar
 
     def start_grammar(self) -> list[Event]:
-        """Starts to follow the grammar of the request, which is compiled. The forced beginning of the answer is
-        prefilled like the prompt; returns its events."""
+        """Starts to follow the request's grammar, which must be compiled. If the grammar forces the first tokens of the
+        answer, they are appended and later prefilled like the prompt. Returns the events for the client."""
         grammar = self.grammar
         if grammar.guide is not None or grammar.compiling is None:
             return []
         try:
-            if not grammar.start():  # the client has left, or knows why
+            if not grammar.start():  # the client has left, or was told of the error
                 self._end("cancelled" if compile_error(grammar.compiling) is None else "refused")
                 return []
             events = self.push(grammar.forced(self.room), completes=grammar.complete)
@@ -170,8 +168,8 @@ class Generation:
         return events
 
     def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
-        """Returns the next tokens, which the grammar has followed, for `take`. If the answer decodes `alone`, adds the
-        tokens that the grammar forces after them."""
+        """Returns `choice`, whose tokens the grammar has followed, for `take`. If the answer decodes `alone`, the
+        tokens that the grammar forces next are added."""
         *before, last = choice, *choice.following
         if not alone or last.token in self.tokenizer.eos:
             return choice
@@ -184,21 +182,21 @@ class Generation:
         return before[0]._replace(following=[*before[1:], last]) if before else last
 
     def restart_grammar(self) -> None:
-        """Takes the grammar, which may be a token ahead, from its beginning to the end of the answer so far."""
+        """Restarts the grammar, which may be one token ahead, and follows the answer so far."""
         self.grammar.restart(self.session.recorded[self.session.total :])
 
     def ends_after(self, choice: Choice) -> bool:
-        """Returns True if the answer ends with this choice, which the grammar has followed."""
+        """Returns True if the answer ends with `choice`. The grammar must have followed its tokens."""
         return choice.token in self.tokenizer.eos or self.grammar.over or 1 + len(choice.forced) >= self.room
 
     # --- decode
 
     def start_decode(self) -> None:
-        """Ends the prefill, if this is the first decode step."""
+        """Notes the time of the first decode step."""
         self.life.decoded_ns = self.life.decoded_ns or perf_counter_ns()
 
     def sampler(self, vocab_size: int) -> Sampler:
-        """Returns the sampler of the answer, which continues after the tokens drawn so far."""
+        """Returns the sampler of the answer. The sampler knows the tokens drawn so far."""
         if self._sampler is None:
             drawn = self.session.recorded[self.session.total :]
             rest = (vocab_size, self._context_length, drawn, self._broadcast)
@@ -208,14 +206,14 @@ class Generation:
     # --- the tokens
 
     def take(self, choice: Choice) -> list[Event]:
-        """Takes the tokens of a choice, up to the end of the answer. Returns the events for the client."""
+        """Takes the tokens of `choice`, up to the end of the answer. Returns the events for the client."""
         *before, last = choice, *choice.following
         events: list[Event] = []
         try:
-            if not choice.from_numbers:  # those of a round are, or it would not count
+            if not choice.from_numbers:  # the tokens of a round always are
                 self.session.distrusted = True
                 return self.abort(NO_NUMBERS)
-            if self.first_logits is not None and self.keep_logits is not None:  # the token is read: they are sound
+            if self.first_logits is not None and self.keep_logits is not None:  # the token came from numbers
                 self.keep_logits(self.first_logits)
                 self.first_logits = self.keep_logits = None
             for each in before:
@@ -245,12 +243,12 @@ class Generation:
         return events
 
     def push(self, tokens: Sequence[int], entry: Logprob | None = None, *, completes: bool = False) -> list[Event]:
-        """Appends these tokens to the answer, which they may complete; `entry` belongs to the first one. Returns the
-        events for the client."""
+        """Appends `tokens` to the answer. With `completes`, the grammar ends after these tokens. `entry` is the
+        log-probability of the first token. Returns the events for the client."""
         if tokens:
             self.life.first_token_ns = self.life.first_token_ns or perf_counter_ns()
         for token in tokens:
-            self.session.record(token)  # all of them, wherever the text ends: the layers see them
+            self.session.record(token)  # record all tokens, even after the end of the text: the layers see all of them
         pieces, before = [], self.life.generated
         cut = False
         for token in tokens:
@@ -268,7 +266,7 @@ class Generation:
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 
     def _entry(self, choice: Choice, logprob: float) -> Logprob:
-        """Returns the chosen token and its likeliest alternatives as clients read them: by text, not by id."""
+        """Returns the chosen token and its likeliest alternatives, each as text, not as an id."""
         text = self.tokenizer.token_text
         return Logprob(text(choice.token), logprob, [TopLogprob(text(token), each) for token, each in choice.top])
 
@@ -277,16 +275,16 @@ class Generation:
             return []
         return [Text(piece.text, piece.entries, self.metrics() if self.request.metered else None)]
 
-    # --- the end, and new beginnings
+    # --- end and restart
 
     @property
     def dropped(self) -> bool:
-        """True if the request is to be dropped, whatever its phase."""
+        """True if the request must be removed: it has ended, or its client has left."""
         return self.done or self.request.cancelled
 
     @property
     def has_ended(self) -> bool:
-        """True if the answer has come to its end by itself."""
+        """True if the answer ended normally: not by an error, and not because the client left."""
         return self.done and self.life.outcome in ("done", "length")
 
     def _finish(self, reason: DoneReason) -> list[Event]:
@@ -297,25 +295,25 @@ class Generation:
         return [*rest, Finished(reason, self.metrics())]
 
     def fail(self, error: Exception) -> list[Event]:
-        """Ends the request with this error, which is being handled. Returns the events for the client."""
-        if isinstance(error, RequestError):  # nothing is wrong but the request
+        """Ends the request with `error`; call this in the `except` block. Returns the events for the client."""
+        if isinstance(error, RequestError):  # the fault is in the request
             return self.abort(str(error))
         log.exception("a request failed", request=self.request.number)
         self._end("failed")
         return [Failed(exception_line(error))]
 
     def note_forward(self, error: Exception) -> None:
-        """Notes an error of a forward: the layers are lost, unless the error only refuses the request."""
+        """Notes an error of a forward. Unless the error is a RequestError, the layers are lost."""
         self.session.failed |= not isinstance(error, RequestError)
 
     def abort(self, text: str) -> list[Event]:
-        """Ends the request with this text. Returns the events for the client."""
+        """Ends the request with `text` as its error. Returns the events for the client."""
         log.warning("a request cannot go on", request=self.request.number, why=text)
         self._end("failed")
         return [Failed(text)]
 
     def return_to_prefill(self) -> None:
-        """Returns to prefill, as the layers have not seen all recorded tokens. The answer decodes alone afterwards."""
+        """Returns to prefill, as the layers lack recorded tokens. Afterwards the answer decodes alone."""
         self.may_batch = False
         self.restart_grammar()
         if self._sampler is not None:
@@ -323,8 +321,8 @@ class Generation:
             self._sampler = None
 
     def restart(self, session: Session) -> None:
-        """Continues in this new session of its prompt; the former one is closed. The tokens generated so far
-        are prefilled like the prompt."""
+        """Continues in the new `session` of the same prompt; the former session must be closed. The tokens generated so
+        far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
         self.media.close()
@@ -332,10 +330,8 @@ class Generation:
         self.return_to_prefill()
 
     def close(self) -> None:
-        """Hands the computed layers to the cache, unless they are lost. Later calls do nothing.
-
-        Waits for the forward that is still running, so deliver the end to the client first.
-        """
+        """Gives the computed layers to the cache, unless they are lost. Later calls do nothing. This waits for a
+        running forward, so deliver the last events to the client first."""
         if not self.done:
             self._end("cancelled")
         self.grammar.close()
@@ -364,4 +360,4 @@ class Generation:
 
 
 Results: TypeAlias = list[tuple[Generation, list[Event]]]
-"""Generations, each with the events for its client."""
+"""Generations, each with the new events for its client."""

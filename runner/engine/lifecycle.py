@@ -1,35 +1,35 @@
-"""The lifecycle of a request: its times and counts."""
+"""The times and counts of a request."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """The times and counts of a request that has begun, in ns of `perf_counter_ns`, 0 for what has not happened yet.
-    Owner: the engine thread."""
+    """The times and counts of a request that has begun. Times are in ns of `perf_counter_ns`; 0 means that the event
+    has not happened yet. Owner: the engine thread."""
 
     arrived_ns: int
     started_ns: int
-    """It left the queue."""
+    """The time at which the request left the queue."""
     computed_ns: int
-    """Its computation began: later than `started_ns` if it had to wait for a prefix that another request computed."""
+    """The time at which the computation began: after `started_ns` if the request waited for a prefix."""
     decoded_ns: int = 0
-    """The decode of its answer began."""
+    """The time at which the decode of the answer began."""
     first_token_ns: int = 0
     ended_ns: int = 0
     generated: int = 0
-    """Tokens of the answer, the end-of-sequence token excluded."""
+    """The number of tokens in the answer, without the end-of-sequence token."""
     forced: int = 0
-    """The number of them that the grammar forced."""
+    """The generated tokens that the grammar forced."""
     known: int = 0
-    """1 if the first token was known, as after a repeated prompt; else 0."""
+    """1 if the first token was known because the prompt was repeated; else 0."""
     drafted: int = 0
-    """Drafts that were tried."""
+    """The number of drafts that were tried."""
     accepted: int = 0
-    """The number of them that were right."""
+    """The number of tried drafts that were right."""
     model_drafted: int = 0
-    """Those of the drafts that a model made."""
+    """The number of tried drafts that a model made."""
     model_accepted: int = 0
-    """The number of them that were right."""
+    """The number of a model's tried drafts that were right."""
     outcome: str = "done"
-    """A field of `RequestCounts`, once it has ended."""
+    """The field of `RequestCounts` that counts the request, once it has ended."""

@@ -1,13 +1,13 @@
-"""One budget for everything that MLX holds: the weights, the cache, the running requests, and what a slice takes.
+"""One budget for all memory that MLX holds: the weights, the cache, the running requests, and the workspace of a slice.
 
     budget  =  weights  +  room
     room    =  cache (keys and values of running requests, and snapshots)
              + other memory (samplers, dispatched forwards, grammars)
              + headroom (the next slice of a prompt, the growth of answers, MLX's own reuse)
 
-The cache may hold what the headroom leaves, and no more than `--cache-memory`. As contexts grow, the headroom grows,
-and unused cache entries are evicted. If that is not enough, slices become shorter, then new requests wait; a request
-that can never fit is refused. Every refusal has the numbers.
+The cache may hold the room without the headroom, but at most `--cache-memory`. As contexts grow, the headroom grows,
+and unused cache entries are evicted. If that is not enough, slices become shorter, then new requests wait. A request
+that can never fit is refused. The text of every refusal names the bytes needed and the bytes available.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,36 +27,37 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-_FIRST_TOKEN_BYTES = 1 << 20  # for the very first slice: more than a token takes in most models
+_FIRST_TOKEN_BYTES = 1 << 20  # of the very first slice: most models need less for a token
 _GROWTH_TOKENS = 256  # layers grow by this many tokens at a time
-_ROUND_ROWS = 8  # of a round of drafts on a CPU
+_ROUND_ROWS = 8  # the rows of a round of drafts on a CPU
 _FADE_STEPS = 1024
-_SHARE = 4  # of the room: what a slice may take for speed alone
-_REUSE = 16  # of the room: what MLX may keep of freed buffers for the next ones
+_SHARE = 4  # a slice may take a fourth of the room for speed alone
+_REUSE = 16  # MLX may keep a sixteenth of the room in freed buffers, for reuse
 _ADVICE = "Shorten the prompt, let keys and values take less (--kv-bits 8), or give the runner more (--memory)"
 
 
 class _Sample(NamedTuple):
-    """The maximum over some slices whose contexts were about equally long."""
+    """The maxima of context length and of bytes per token, over slices whose contexts were about equally long."""
 
     context: int
     token_bytes: float
 
 
 class WorkspaceEstimate:
-    """Estimates the memory that a slice of a prompt takes beside what it leaves: by the most that a token took so far,
-    for each length of the context before it. Owner: the engine thread.
+    """Estimates the memory that a slice of a prompt takes while it is computed, without the memory that it leaves in
+    the cache. The estimate is the most that a token took so far, by the length of the context before it. Owner: the
+    engine thread.
 
-    A token's own activations cost the same everywhere, and its attention grows in proportion to the context. So the
-    cost of a token never falls as the context grows, and rises along a line. Lengths between two powers of two count as
-    one.
+    A token's own activations cost the same in every context; its attention grows in proportion to the context. So the
+    cost of a token never falls as the context grows, and rises along a line. Lengths between two powers of two share
+    one sample.
     """
 
     def __init__(self) -> None:
         self._samples: dict[int, _Sample] = {}
 
     def learn(self, tokens: int, context: int, nbytes: int) -> None:
-        """Learns from a slice over `tokens` that left a context of `context` tokens, and took `nbytes` meanwhile."""
+        """Learns from a slice of `tokens` tokens, which took `nbytes` and left a context of `context` tokens."""
         token_bytes = nbytes / max(tokens, LEAST_SLICE_TOKENS)
         before = self._samples.get(context.bit_length(), _Sample(0, 0.0))
         self._samples[context.bit_length()] = _Sample(
@@ -64,16 +65,16 @@ class WorkspaceEstimate:
         )
 
     def likely_bytes(self, tokens: int, context: int) -> int:
-        """Returns about what a slice of `tokens` will take in a context of `context`; 0 before the first slice."""
+        """Returns the bytes that a slice of `tokens` will probably take in `context`; 0 before the first slice."""
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * self._token_bytes(context))
 
     def certain_bytes(self, tokens: int, context: int) -> int:
-        """Returns what such a slice will take at least. Does not extrapolate to contexts longer than any so far."""
+        """Returns the least bytes that a slice of `tokens` takes, as learned in contexts up to `context`."""
         known = [each.token_bytes for each in self._samples.values() if each.context <= context]
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * max(known, default=0.0))
 
     def tokens_in(self, nbytes: int, context: int) -> int:
-        """Returns the tokens of a slice that takes `nbytes`, at least LEAST_SLICE_TOKENS."""
+        """Returns the number of tokens in a slice that takes `nbytes`: at least LEAST_SLICE_TOKENS."""
         token_bytes = max(1.0, self._token_bytes(context)) if self._samples else _FIRST_TOKEN_BYTES
         return max(LEAST_SLICE_TOKENS, floor(nbytes / token_bytes))
 
@@ -95,24 +96,24 @@ class WorkspaceEstimate:
 
 
 class Meter:
-    """MLX's own account of its memory, in bytes. There is one in a process, as there is one MLX."""
+    """The memory of MLX by its own account, in bytes. A process has one account, as it has one MLX."""
 
     active = staticmethod(mx.get_active_memory)
     """Returns the bytes in use."""
     restart = staticmethod(mx.reset_peak_memory)
-    """Forgets the peak."""
+    """Resets the peak that `peak` returns."""
     peak = staticmethod(mx.get_peak_memory)
     """Returns the most bytes that were in use since the last `restart`."""
     clear = staticmethod(mx.clear_cache)
     """Frees the buffers that are kept for reuse."""
 
     def settle(self) -> None:
-        """Waits until everything that was dispatched is computed and its buffers are released."""
+        """Waits until all dispatched arrays are computed and their buffers are released."""
         mx.synchronize()
 
 
 class MemoryBudget:
-    """Decides what fits. Owner: the engine thread. Reads numbers from a meter; everything else is arithmetic."""
+    """Decides which requests and slices fit into memory, from a meter's numbers alone. Owner: the engine thread."""
 
     def __init__(
         self,
@@ -125,12 +126,12 @@ class MemoryBudget:
         draft_bytes: int = 0,
         one_grammar_bytes: int = 0,
     ) -> None:
-        """Made when the weights are loaded and nothing else is. `budget_bytes` None bounds nothing; `chunk_tokens` is
-        the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed,
-        `grammar_bytes` what grammars take of the same memory, and `drop_unused` frees what no request needs now beside
-        the cache: grammars and the features of media. A model that drafts may hold `draft_bytes` beside its weights;
-        the grammar of an answer is likely to take `one_grammar_bytes` once it is compiled."""
-        # For good.
+        """Made after the weights are loaded and before anything else is. A `budget_bytes` of None sets no limit.
+        `chunk_tokens` is the longest slice of a prompt; `reuse_bytes` are the bytes that MLX always keeps for reuse;
+        `grammar_bytes` returns the bytes that other processes take from the budget, such as grammars; `drop_unused`
+        frees memory outside the cache that no request needs now. A model that drafts may hold `draft_bytes` beside its
+        weights. A grammar is likely to take `one_grammar_bytes` once it is compiled."""
+        # Set for good.
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
         self.one_grammar_bytes = one_grammar_bytes
@@ -140,27 +141,27 @@ class MemoryBudget:
         self._grammar_bytes = grammar_bytes
         self._drop_unused = drop_unused
         self._draft_bytes = draft_bytes
-        # Learned from slices.
+        # Learned from past slices.
         self.workspace = WorkspaceEstimate()
-        self._step_bytes = 0  # the most that decode steps took, beside what they left
+        self._step_bytes = 0  # the most that a decode step took, without what it left in the cache
         self._peak_bytes = 0
         self._measured_for = -1  # the last request for which slices were measured again
-        # As of the last `fit`.
+        # Set by the last `fit`.
         self._running = 0
-        self._longest = 0  # tokens of the longest context
-        self._spare_bytes = 0  # of the room, beyond what the cache may ever hold
-        # Of the present slice.
+        self._longest = 0  # the tokens of the longest context
+        self._spare_bytes = 0  # the part of the room that the cache can never use
+        # Set by the present slice.
         self._start_bytes = 0
 
     @property
     def room_bytes(self) -> int:
-        """The part of the budget that the weights leave."""
+        """The bytes of the budget that the weights leave free."""
         return max(0, (self.budget_bytes or 0) - self.weights_bytes)
 
-    # --- before a request begins, and after each end
+    # --- which requests fit
 
     def refusal(self, cache: PrefixCache, tokens: int) -> str:
-        """Returns why a context of `tokens` could not be computed even alone; empty if it could."""
+        """Returns the reason why a context of `tokens` tokens does not fit even alone. Empty if it fits."""
         if self.budget_bytes is None:
             return ""
         kept = cache.session_bytes(tokens)
@@ -170,8 +171,8 @@ class MemoryBudget:
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
     def admits(self, cache: PrefixCache, tokens: int, *, grammar: bool = False) -> bool:
-        """Returns True if a request of `tokens`, perhaps with a grammar, fits beside the requests that ran at the last
-        `fit`."""
+        """Returns True if a request of `tokens` tokens fits beside the requests that ran at the last `fit`. `grammar`
+        tells whether the request has a grammar."""
         if not cache.admits(tokens):
             return False
         if self.budget_bytes is None or not self._running:
@@ -182,11 +183,9 @@ class MemoryBudget:
         return cache.allows(needed + self.one_grammar_bytes * grammar)
 
     def fit(self, cache: PrefixCache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
-        """Bounds the cache to what running requests leave. Returns a request that must end even so, and why.
-
-        That is one that would not fit even alone; otherwise, if they do not fit together though nothing else is kept,
-        the youngest. Call again when it has ended.
-        """
+        """Limits the cache to the memory that the `running` requests leave. Returns None if all of them can continue.
+        Else returns a request that must end, and the reason: one that does not fit even alone, or the youngest. Call
+        again when it has ended."""
         if self.budget_bytes is None:
             return None
         self._running = len(running)
@@ -201,12 +200,12 @@ class MemoryBudget:
         if not running or self._lacking(cache, others) <= 0:
             return None
         self._drop_unused()
-        self._meter.settle()  # a busy CPU releases buffers a moment after it has computed with them
+        self._meter.settle()  # a busy CPU releases buffers a moment after their last use
         others = self._others(cache)
         lacking = self._lacking(cache, others)
         if lacking <= 0:
             return None
-        if cache.paged_bytes >= lacking:  # snapshots of running requests: the others have none left
+        if cache.paged_bytes >= lacking:  # only snapshots of running requests are left
             log.warning("freeing the checkpoints of running requests", lacking_bytes=lacking)
             cache.detach()
             return None
@@ -217,9 +216,9 @@ class MemoryBudget:
         return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
 
     def _measures_again(self, number: int, held_bytes: int) -> bool:
-        """Forgets what slices took, if nothing else keeps a request that runs alone from going on. A busy machine may
-        have released some buffers late, and a request that ends for it would correct nothing, nor would the next. Once
-        for each request: if the next slice takes as much, it ends."""
+        """Forgets the memory that slices took, if only these estimates keep a lone request from continuing: they are
+        too high if a busy machine released buffers late. Returns True if the next slice measures again. This happens
+        once for each request: if that slice takes as much, the request ends."""
         if number == self._measured_for or held_bytes + self._reuse_bytes > self.room_bytes:
             return False
         self.workspace = WorkspaceEstimate()
@@ -228,8 +227,8 @@ class MemoryBudget:
         return True
 
     def make_room(self, cache: PrefixCache, nbytes: int) -> None:
-        """Evicts unused cache entries until an item of media can be encoded, which takes `nbytes` at once. Raises
-        RequestError if it cannot, even so."""
+        """Evicts unused cache entries until an item of media, whose encoding takes `nbytes` at one time, fits. Raises
+        RequestError if the item does not fit even then."""
         if self.budget_bytes is None:
             return
         for free in (None, self._drop_unused, self._meter.settle):
@@ -246,13 +245,12 @@ class MemoryBudget:
         )
 
     def allows_drafts(self, cache: PrefixCache) -> bool:
-        """Returns True if the requests that ran at the last `fit` leave room for steps over several tokens, and some to
-        spare."""
+        """Returns True if the requests that ran at the last `fit` leave room for rounds of drafts, and a reserve."""
         needed = _ROUND_ROWS * self._step_bytes + self._draft_bytes + self.room_bytes // _SHARE
         return cache.allows(max(0, needed - self._spare_bytes))
 
     def free(self, cache: PrefixCache) -> None:
-        """Frees all unused memory, because MLX found none."""
+        """Frees all unused memory. Called after MLX has found no memory."""
         self._drop_unused()
         cache.evict()
         self._meter.clear()
@@ -260,7 +258,7 @@ class MemoryBudget:
     # --- around each slice
 
     def slice_tokens(self, cache: PrefixCache, most: int, position: int) -> int:
-        """Returns the tokens of the next slice of a prompt at `position`: `most`, or as many as there is room for."""
+        """Returns the length of the next slice of a prompt at `position`: `most` tokens, or fewer if room is short."""
         if self.budget_bytes is None:
             return most
         growth = self._growth(cache, self._running)
@@ -268,66 +266,66 @@ class MemoryBudget:
         return min(most, self.workspace.tokens_in(max(0, free), position + most))
 
     def measured(self, forward: "Forward") -> "Forward":
-        """Returns the forward such that each call starts a measurement, which `prefilled` or `stepped` ends. Costs less
-        than a microsecond."""
+        """Returns `forward` such that each call starts a measurement, for `prefilled` or `stepped`. Costs under a
+        microsecond."""
 
         def measured(tokens: mx.array, layers: list[object]) -> mx.array:
             self._read_peak()
-            self._start_bytes = self._meter.active()  # not earlier: the cache may have copied something
+            self._start_bytes = self._meter.active()  # only now: the cache may just have copied layers
             return forward(tokens, layers)
 
         return measured
 
     def prefilled(self, tokens: int, position: int) -> None:
-        """Learns from a measured slice of `tokens`, which ended at `position`."""
+        """Learns from a measured slice of `tokens` tokens, which ended at `position`."""
         self.workspace.learn(tokens, position, self._taken())
 
     def stepped(self, rows: int) -> None:
-        """Learns from a measured decode step of `rows` an answer. Ignores rounds of several rows: answers can do
-        without them. The maximum over all steps decays slowly."""
+        """Learns from a measured decode step in which each answer had `rows` rows. Ignores rounds, of several rows:
+        answers do not need them. The maximum over all steps decays slowly."""
         if rows > 1:
             return
         self._step_bytes = max(self._step_bytes - self._step_bytes // _FADE_STEPS, self._taken())
 
     def peak(self) -> int:
-        """Returns the most that was ever in use, in bytes."""
+        """Returns the most bytes that were ever in use."""
         self._peak_bytes = max(self._peak_bytes, self._meter.peak())
         return self._peak_bytes
 
     # --- arithmetic
 
     def _taken(self) -> int:
-        """Returns the most that was in use at once since the measurement began, less what was before or is now."""
+        """Returns the most bytes in use since the measurement began, less the bytes in use before or now, if more."""
         return max(0, self._read_peak() - max(self._start_bytes, self._meter.active()))
 
     def _read_peak(self) -> int:
-        """Returns the peak since the last call, and begins the next."""
+        """Returns the most bytes in use since the last call, and starts the next measurement."""
         peak = self._meter.peak()
         self._meter.restart()
         self._peak_bytes = max(self._peak_bytes, peak)
         return peak
 
     def _others(self, cache: PrefixCache) -> int:
-        """Returns the bytes that belong neither to the weights nor to the cache."""
+        """Returns the bytes outside the weights and the cache."""
         return max(0, self._meter.active() - self.weights_bytes - cache.nbytes) + self._grammar_bytes()
 
     def _beside(self, others: int) -> int:
-        """Returns the bytes that the next slice needs beside the cache."""
+        """Returns the bytes that the next slice needs outside the cache."""
         return others + self._fixed() + self.workspace.likely_bytes(LEAST_SLICE_TOKENS, self._longest)
 
     def _lacking(self, cache: PrefixCache, others: int) -> int:
-        """Returns the bytes that lack for the next slice, at its shortest; negative if some are left."""
+        """Returns the bytes that are missing for the shortest next slice; negative if some are left."""
         return cache.nbytes + self._beside(others) - self.room_bytes
 
     def _fixed(self) -> int:
         return self._reuse_bytes + self._step_bytes
 
     def _growth(self, cache: PrefixCache, answers: int) -> int:
-        """Returns the bytes by which this number of answers may grow at once."""
+        """Returns the bytes by which `answers` answers may grow in one step."""
         return answers * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
 
     def _headroom(self, cache: PrefixCache, answers: int, context: int) -> int:
-        """Returns what to leave free: for a whole chunk of a prompt if that is no large part of the room, or less."""
+        """Returns the bytes to leave free: for a whole chunk of a prompt, or for less if that is much of the room."""
         chunk = min(self.workspace.likely_bytes(self._chunk_tokens, context), self.room_bytes // _SHARE)
         least = self.workspace.likely_bytes(LEAST_SLICE_TOKENS, context)
         return self._fixed() + self._growth(cache, answers) + max(chunk, least)
@@ -340,10 +338,8 @@ class MemoryBudget:
 
 
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:
-    """Sets MLX's own limits; called when the weights are loaded. Returns the bytes it may always keep for reuse.
-
-    A GPU frees reusable buffers before it exceeds the limit; a CPU does not check.
-    """
+    """Sets MLX's own limits. Called when the weights are loaded. Returns the bytes that MLX may always keep for reuse:
+    none on a GPU, which frees reusable buffers before it exceeds the limit; a CPU does not check the limit."""
     mx.set_memory_limit(budget_bytes)
     reuse_bytes = max(0, budget_bytes - mx.get_active_memory()) // _REUSE
     before = mx.set_cache_limit(reuse_bytes)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from runner.engine.ports import Beside, Formats, Names, Tier
 
 Post = Callable[[Callable[[], None] | None], None]
-"""Has the engine thread call a function between two slices; with None it only wakes an engine that waits."""
+"""A function that makes the engine thread call the given function between two slices. None only wakes the engine."""
 
 
 @dataclass
 class WingCounts:
-    """The functions that return the numbers of wings: zeros while a wing is off."""
+    """The functions that return the counts of wings. While a wing is off, its function returns zeros."""
 
     media: Callable[[], MediaCounts] = MediaCounts
     drafts: Callable[[], DraftCounts] = DraftCounts
@@ -42,73 +42,73 @@ class WingCounts:
 
 @dataclass
 class Parts(CoreParts):
-    """The parts of an engine. `runner.assemble.assemble` sets them from top to bottom, and between its steps each wing
-    reads what is there, and sets or wraps what is its own. Any thread may use `tokenizer`, `vision` and `formats`; the
-    rest belongs to the engine thread."""
+    """The parts of an engine. `runner.assemble.assemble` sets the parts from top to bottom. Between its steps, each
+    wing reads the parts set so far, and sets or wraps its own. Any thread may use `tokenizer`, `vision` and `formats`;
+    the other parts belong to the engine thread."""
 
-    # When nothing is loaded.
+    # Set before anything is loaded.
     settings: Settings
     model: OpenedModel
     post: Post
     on_cpu: bool
     total_bytes: int
-    """The memory of the device."""
+    """The bytes of the device's memory."""
     budget_bytes: int
-    """The most that MLX may hold (`--memory`)."""
+    """The most bytes that MLX may hold (`--memory`)."""
 
-    # When the weights and the tokenizer are loaded.
+    # Set when the weights and the tokenizer are loaded.
     loaded: LoadedModel = field(init=False)
 
-    # When the wings have loaded their own.
+    # Set when the wings have loaded their own models.
     logits: Forward = field(init=False)
-    """The model's own forward, on all ranks together."""
+    """The forward of the whole model. All ranks compute it together."""
     make_layers: MakeLayers = field(init=False)
 
-    # What a tape wraps, as it does `forward`, `policy` and `begin`.
+    # Wrapped by a tape, as `forward`, `policy` and `begin` are.
     meter: Meter = field(default_factory=Meter)
     clock: Callable[[], float] = monotonic
-    """Seconds, from any beginning."""
+    """Returns the seconds since an arbitrary moment."""
     step_s: Callable[[float], float] = float
-    """Takes the seconds that a decode step took, and returns those to learn from."""
+    """Maps the measured seconds of a decode step to the seconds to learn from; a tape may replace them."""
     reuse_bytes: int = 0
-    """The bytes of freed arrays that MLX keeps for reuse."""
+    """The bytes of freed arrays that MLX may always keep for reuse."""
     outside_bytes: Callable[[], int] = lambda: 0
     """Returns the bytes that other processes of this runner take from the budget."""
 
-    # When all is connected.
+    # Set when all parts are connected.
     sketch: Sketch | None = None
-    """Shows what the layers hold, until the model is warmed up; None for an encoder."""
+    """The sketch, which shows what the layers hold. None after the warm-up, and for an encoder."""
     scheduler: Scheduler = field(init=False)
     warm_up: Callable[[], None] = field(init=False)
-    """Computes what a first request would. Raises ComputeError if the model cannot."""
+    """Computes the forwards of a first request. Raises ComputeError if the model cannot compute."""
 
-    # What wings set; off until then.
+    # Set by wings; until then the wing is off.
     vision: Vision = field(default_factory=NoVision)
     names: "Names | None" = None
-    """The names of media in the keys of caches."""
+    """The names of media in the keys of caches. None if the model accepts no media."""
     formats: "Formats" = field(default_factory=NoFormats)
     disk: "Tier | None" = None
     beside: "list[Beside]" = field(default_factory=list)
-    """Work beside the scheduler; the tier is in it."""
+    """The work beside the scheduler. The tier is a member."""
     encoder_use: EncoderUse = field(default_factory=EncoderUse)
     counts: WingCounts = field(default_factory=WingCounts)
     draft_bytes: int = 0
-    """The bytes that a model that drafts may hold beside its weights."""
+    """The bytes that a draft model may hold beside its weights."""
     grammar_bytes: int = 0
-    """The bytes that the grammar of an answer is likely to take of the budget, before it is compiled."""
+    """The bytes of the budget that are reserved for an answer's grammar until it is compiled."""
     helper_bytes: list[Callable[[], int]] = field(default_factory=list)
-    """The terms of `outside_bytes`, where processes share the device's memory."""
+    """Functions whose sum is `outside_bytes`, if processes share the device's memory."""
     drop_unused: list[Callable[[], None]] = field(default_factory=list)
-    """Free memory outside the cache that no request needs now."""
+    """Functions that free memory outside the cache that no request needs now."""
 
     @property
     def shares_memory(self) -> bool:
-        """True if the device and ordinary processes use the same memory."""
+        """True if the device uses the memory of ordinary processes."""
         return self.on_cpu or mx.metal.is_available()
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """The bytes that MLX has in use, and keeps for reuse."""
+        """The bytes that MLX has in use, and the bytes that MLX keeps for reuse."""
         return mx.get_active_memory(), mx.get_cache_memory()
 
     @property
@@ -118,18 +118,18 @@ class Parts(CoreParts):
 
 
 class Examined(NamedTuple):
-    """A model that would load, as `mlx-runner check` knows it: by headers alone."""
+    """A model that would load, as `mlx-runner check` knows it: from file headers alone."""
 
     model: OpenedModel
     loaded: LoadedModel
-    """Made of placeholders."""
+    """The model, made of placeholders."""
     types: DtypePlan
     tokenizer: Tokenizer
     budget_bytes: int
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of `mlx-runner check` on a wing: its fields, or the text of its line."""
+    """The report of `mlx-runner check` on a wing: its fields for JSON, and `text` for a person."""
 
     @property
     def text(self) -> str:
@@ -137,38 +137,38 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_fault(self) -> bool:
-        """True if `check` has failed for it, although the model would load."""
+        """True if these facts make `check` fail although the model would load."""
         return False
 
 
 class Wing:
-    """A capability beside the core, which joins an engine while it is built. A step may do nothing; an exception in one
-    ends the start."""
+    """A capability beside the core, which joins an engine in four steps while the engine is built: `reserve`, `load`,
+    `plug`, `join`. A step may do nothing. An exception in a step ends the start."""
 
     name: ClassVar[str]
-    """That of its folder."""
+    """The name of the wing's folder."""
 
     def tensors(self, model: OpenedModel) -> Iterable[LogicalTensor]:
-        """Returns the tensors of a model's files that it reads, beside those of the text model."""
+        """Returns the tensors of the model's files that the wing reads, beside those of the text model."""
         del model
         return ()
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
-        """Returns the facts for `mlx-runner check`, by the fields of its report. `found` is None if the model would not
-        load. Raises ModelError for a fault that would end the start."""
+        """Returns the wing's facts for `mlx-runner check`, by the fields of the report. `found` is None if the model
+        would not load. Raises ModelError for a fault that would end the start."""
         del settings, found
         return {}
 
     def reserve(self, parts: Parts) -> int:
-        """Returns the bytes of the budget that loading the weights should leave. Nothing is loaded yet."""
+        """Returns the bytes of the budget that the weights must leave free. Called before anything is loaded."""
         del parts
         return 0
 
     def load(self, parts: Parts) -> None:
-        """Loads its own models. The model and its tokenizer are loaded."""
+        """Loads the wing's own models. Called after the served model and its tokenizer are loaded."""
 
     def plug(self, parts: Parts) -> None:
-        """Sets its parts of the computation of requests. All weights are loaded."""
+        """Sets the wing's parts of the computation of requests. Called after all weights are loaded."""
 
     def join(self, parts: Parts) -> None:
-        """Connects itself with the scheduler."""
+        """Connects the wing with the scheduler."""

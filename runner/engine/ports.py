@@ -1,5 +1,5 @@
-"""The ports to wings: ranks, drafts, media, formats, encoders, and a tier; and the objects that stand for a wing that
-is off. Owner: the engine thread, except where a class says otherwise."""
+"""The ports through which the engine calls wings (ranks, drafts, media, formats, encoders, a tier), and the objects
+that stand for a wing that is off. Owner: the engine thread, unless a class says otherwise."""
 
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,86 +23,86 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """The other processes that compute the same model. Owner: the engine thread."""
+    """The processes that compute the same model together. Owner: the engine thread."""
 
     group: "mx.distributed.Group"
-    """All ranks, this one among them."""
+    """The group of all ranks, including this one."""
 
     def broadcast(self, token: "mx.array") -> "mx.array":
-        """Returns the tokens uint32 [B] that rank 0 drew. `token` are those of this rank. Lazy. All ranks call it at
-        the same place."""
+        """Returns the tokens uint32 [B] that rank 0 drew. `token` holds the tokens that this rank drew. Lazy. Every
+        rank must call this at the same point of the computation."""
         ...
 
     def least_budget(self, budget_bytes: int) -> int:
-        """Returns the memory budget, as the leader counts it, that every rank can keep. `budget_bytes` is this rank's
-        own. Called when the weights are loaded. On a follower the result means nothing."""
+        """Returns the largest budget that every rank can keep, as the leader counts memory. `budget_bytes` is this
+        rank's own budget. Called when the weights are loaded. On a follower the result has no meaning."""
         ...
 
     def counts(self) -> RankCounts:
-        """Returns the numbers of all ranks on the leader; empty ones on a follower."""
+        """Returns the counts of all ranks on the leader, and empty counts on a follower."""
         ...
 
     def await_cause(self, error: BaseException) -> None:
-        """Waits a moment if the end of another rank may have caused this error: once noticed, it ends this process."""
+        """Waits a moment if another rank's end may have caused `error`: when noticed, that end ends this process
+        too."""
         ...
 
     def fail(self, error: Exception) -> NoReturn:
-        """Ends all ranks, because this error struck here. Raises RankError."""
+        """Ends all ranks, because `error` occurred in this one. Raises RankError."""
         ...
 
 
 class Drafter(Protocol):
-    """Drafts one answer. No call raises. Owner: the engine thread."""
+    """The source of drafts for one answer. No method raises. Owner: the engine thread."""
 
     def index(self, tokens: int) -> None:
-        """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
+        """Indexes the next `tokens` tokens of the prompt, to find drafts in them (about 1 µs for each token)."""
         ...
 
     def close(self) -> None:
-        """Ends the answer."""
+        """Frees the drafter when the answer ends."""
         ...
 
 
 class Rounds(Protocol):
-    """The rounds of drafts of one batch: forwards over the next token of each answer and drafts of those after it.
-    Owner: the engine thread."""
+    """The rounds of one batch: forwards over each answer's next token and the drafts after it. Owner: the engine
+    thread."""
 
     ahead: bool
-    """True if a plain step may dispatch the next forward before it reads its tokens."""
+    """True if a step without drafts may dispatch the next forward before it reads its tokens."""
 
     def try_step(self, limit: "StepLimit | None") -> "Sequence[Choice] | None":
-        """Accepts the last round, and runs another within the limit if that pays and no tokens are drawn. Returns the
-        next tokens of each answer, or None if a plain step should follow. A limit of None forbids drafts."""
+        """Accepts the last round. If no tokens are drawn and a round pays off, runs a round within `limit` and returns
+        the next tokens of each answer. Else returns None: a step without drafts should follow. A `limit` of None
+        forbids drafts."""
         ...
 
     def accept(self, leaving: Collection[int] = (), *, awaiting: bool = False) -> bool:
-        """Ends the last round, if it has not ended. Rewinds the layers to the end of its accepted tokens, except in
-        rows that are `leaving`. These tokens are recorded already or, if the batch is `awaiting` masks, will be.
-        Returns False if they have to be computed again."""
+        """Ends the last round, unless it has ended. Rewinds the layers to the end of the accepted tokens, except in the
+        rows `leaving`. The accepted tokens are already recorded; if the batch is `awaiting` masks, they will be.
+        Returns False if they must be computed again."""
         ...
 
     def measures(self, steps: int) -> bool:
-        """Returns True if the time of the step of this number should be recorded."""
+        """Returns True if the time of step number `steps` should be recorded."""
         ...
 
     def record_time(self, seconds: float, tokens: int) -> None:
-        """Records the time of the last step, which yielded `tokens` tokens over all answers."""
+        """Records the time of the last step, which yielded `tokens` tokens over all answers of the batch."""
         ...
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]
-"""Returns a block in which forwards shift the positions of each row of a batch by its own number."""
+"""A function that gets a shift for each row of a batch, and returns a block in which forwards shift positions."""
 
 
 class PromptMedia(Protocol):
-    """The media of one request, on their way into its prompt. Owner: the engine thread."""
+    """The media of one request, which are encoded and put into its prompt. Owner: the engine thread."""
 
     def slice_tokens(self, position: int, most: int) -> int:
-        """Returns the tokens of the next forward at `position`: at most `most`, unless it has to hold a whole item.
-
-        The forward ends before the next item. Returns 0 if the item at `position` has to be encoded first:
-        `encode_piece` then works on it, and the features of other items are freed.
-        """
+        """Returns the number of tokens in the next forward at `position`: at most `most`, or more to hold a whole item.
+        The forward ends before the next item. Returns 0 if the item at `position` must first be encoded: then
+        `encode_piece` works on that item, and the features of other items are freed."""
         ...
 
     def forward(
@@ -113,53 +113,51 @@ class PromptMedia(Protocol):
         layers: list[object],
         run: "Callable[[mx.array, list[object]], mx.array]",
     ) -> None:
-        """Builds the forward over the `count` recorded tokens from `at` on, as many as `slice_tokens` gave. Frees the
-        features that no later token needs."""
+        """Builds the forward over the `count` recorded tokens from `at` on. `slice_tokens` must have returned `count`.
+        Frees the features that no later token needs."""
         ...
 
     def features(self, at: int, count: int) -> "Sequence[tuple[int, int, mx.array]]":
-        """Returns features [stop - start, width] among the `count` tokens from `at` on, as many as `slice_tokens` gave:
-        start, stop, both counted from `at`, and features. Frees them if no later token needs them."""
+        """Returns tuples (start, stop, features [stop - start, width]) among the `count` tokens from `at` on; start and
+        stop count from `at`. `slice_tokens` must have returned `count`. Frees features that no later token needs."""
         ...
 
     @property
     def ready(self) -> bool:
-        """True if `encode_piece` has something to compute, False while the item is decoded."""
+        """True if `encode_piece` can compute; False while the item is still being decoded."""
         ...
 
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
-        """Computes one piece of the item to encode. Returns True when its features are there.
-
-        Before encoding begins, `make_room` is called with the bytes that it takes at once. Raises the errors of
-        `make_room`, and MediaError for an item that cannot be decoded.
-        """
+        """Computes one piece of the item to encode. Returns True when the features of the item are complete. Before
+        encoding begins, calls `make_room` with the bytes that encoding takes at one time. Raises the errors of
+        `make_room`, and MediaError for an item that cannot be decoded."""
         ...
 
     def close(self) -> None:
-        """Frees rows and features; the next item begins anew. Safe at any time, and twice."""
+        """Frees all rows and features; the next item begins anew. May be called at any time, and twice."""
         ...
 
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator["ShownPrompt | None", None, Result]
-"""A check of a client's request, on the threads that prepare requests: yields media that have to be decoded before the
-next step, and None where others may have a turn. Raises RequestError and BadRequestError."""
+"""A check of a client's request, on the threads that prepare requests. The generator yields media that must be decoded
+before the next step, or None where other work may run. Raises RequestError and BadRequestError."""
 
 
 class Vision(Protocol):
-    """The preparation of a model's media. Any thread may use it: nothing here touches MLX."""
+    """The preparation of a model's media, without MLX. Any thread may use it."""
 
     @property
     def sees(self) -> bool:
-        """True if the model takes media of some kind."""
+        """True if the model accepts pictures, sounds or both."""
         ...
 
     def check(self, media: "Sequence[Media]") -> None:
-        """Raises RequestError if there are media, but no model to take them. Changes nothing."""
+        """Raises RequestError if there are `media` and the model accepts none. Changes nothing."""
         ...
 
     def markers(self, prompt: str) -> tuple[set[int], str]:
-        """Returns the ids that the markers of a prompt name, and the text after the last marker."""
+        """Returns the item numbers in the markers of a prompt, and the text after the last marker."""
         ...
 
     def expand(
@@ -172,37 +170,38 @@ class Vision(Protocol):
         *,
         bos: bool = True,
     ) -> "Steps[ShownPrompt | None]":
-        """Returns the tokens of a prompt with media, from the headers of their files; None if it has no marker. First
-        yields the media that must be decoded before their tokens are known.
+        """Returns the tokens of a prompt with media, computed from the headers of their files; None if the prompt has
+        no marker. First yields the media that must be decoded to know their number of tokens.
 
-        `bos`: the first text begins a prompt. Stops once there are more than `context_length` tokens. Raises
-        RequestError for media that cannot be shown, and when `left`, which is asked before each item, returns True.
+        `bos`: the first text begins a prompt. Stops after more than `context_length` tokens. Raises RequestError for
+        media that cannot be shown, or when `left`, which is called before each item, returns True.
         """
         ...
 
     def join(
         self, before: Sequence[int], media: "Sequence[Media]", after: Sequence[int], left: Callable[[], bool]
     ) -> "Steps[ShownPrompt]":
-        """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand` does."""
+        """Returns a prompt of the ids `before`, all `media`, and the ids `after`. Yields and raises as `expand`
+        does."""
         ...
 
     def decode(self, prompt: "ShownPrompt", left: Callable[[], bool]) -> Iterator[Future[None]]:
-        """Yields the items that were never decoded, each being decoded from then on. Keeps their rows for the engine,
-        while there is room. A future raises MediaError for a damaged one, and once `left` returns True."""
+        """Starts to decode each item that was never decoded, and yields its future. The rows are kept for the engine
+        while there is room. A future raises MediaError for a damaged item, and once `left` returns True."""
         ...
 
     def drop(self, prompt: "ShownPrompt") -> None:
-        """Frees the rows that a request, which has ended, did not come to take."""
+        """Frees the rows that an ended request has not used."""
         ...
 
 
 @dataclass(frozen=True)
 class NoVision:
-    """A model that takes no media."""
+    """The vision of a model that accepts no media."""
 
     sees: ClassVar[bool] = False
     why: str = ""
-    """Empty for a text model."""
+    """The reason why media are not accepted; empty for a text model."""
 
     def check(self, media: "Sequence[Media]") -> None:
         if media:
@@ -234,14 +233,14 @@ class NoVision:
 
 
 class Names(Protocol):
-    """The names of media in the keys of caches. No name is given twice. Any thread may call this."""
+    """The names of media in the keys of caches. No name is used twice. Any thread may call this."""
 
     def name_of(self, digest: bytes) -> int:
-        """Returns the name of the item with this digest, a negative number, which is given to it if it has none."""
+        """Returns the name, a negative number, of the item with this digest. Gives it a new name if it has none."""
         ...
 
     def digest_of(self, name: int) -> bytes | None:
-        """Returns the digest of the item of this name; None if it is forgotten."""
+        """Returns the digest of the item with this name; None if the name is forgotten."""
         ...
 
 
@@ -249,15 +248,16 @@ class Formats(Protocol):
     """Compiles the formats of requests. Owner: the event loop."""
 
     def expect(self) -> "Future[Grammar]":
-        """Returns the grammar of a request that waits in the queue, for `compile`."""
+        """Returns an empty future for the grammar of a request that waits in the queue. `compile` fills the future."""
         ...
 
     def compile(self, wanted: "Format", grammar: "Future[Grammar]") -> None:
-        """Starts to compile; cancel the future to stop. The future raises RequestError for an invalid format."""
+        """Starts to compile `wanted` into `grammar`; cancel that future to stop. An invalid format fails with
+        RequestError."""
         ...
 
     def replayed(self, vocab_size: int) -> "Grammar":
-        """Returns a grammar whose states all stand on a tape. Any thread may call it."""
+        """Returns a grammar that takes all its states from a tape. Any thread may call this."""
         ...
 
 
@@ -265,7 +265,7 @@ _NO_FORMATS = "this runner was built without structured output"
 
 
 class NoFormats:
-    """A runner without structured output: refuses each format."""
+    """The formats of a runner without structured output: refuses each format."""
 
     def expect(self) -> "Future[Grammar]":
         return Future()
@@ -280,70 +280,70 @@ class NoFormats:
 
 
 class CheckedBody(NamedTuple):
-    """A body that can be answered."""
+    """A request body that was checked and can be answered."""
 
     answer: Callable[[], Awaitable[bytes]]
-    """Returns the JSON of the answer. Raises RequestError; cancelled if the client leaves. Owner: the event loop."""
+    """Returns the JSON of the answer. Raises RequestError. Cancelled if the client leaves. Owner: the event loop."""
     held_bytes: int
-    """The bytes of the body that the answer holds until it is there."""
+    """The bytes of the body that stay in memory until the answer is complete."""
     shown: "ShownPrompt | None" = None
-    """Media to decode before."""
+    """The media to decode before `answer` is called."""
 
 
 class WingEndpoint(NamedTuple):
-    """An endpoint of a model that makes no text, by POST: the server reads and writes for it."""
+    """A POST endpoint of a model that makes no text. The server reads the bodies and writes the answers."""
 
     most_bytes: int
-    """Of a body."""
+    """The most bytes of a body."""
     check: "Callable[[Sequence[bytes]], Steps[CheckedBody]]"
-    """Checks a body, in pieces as it arrived."""
+    """Checks a body, given as the pieces in which it arrived."""
 
 
 @dataclass(frozen=True)
 class EncoderUse:
-    """The use of a model that makes no text; empty for one that does. Any thread may read it."""
+    """The uses of a model that makes no text. Empty for a model that makes text. Any thread may read it."""
 
     makes: str = ""
-    """The results that it makes instead, and the endpoint for them."""
+    """The results that the model makes instead of text, and the endpoint for them."""
     endpoints: Mapping[str, WingEndpoint] = field(default_factory=dict)
-    """Path -> endpoint."""
+    """The endpoints by path."""
     dimensions: Sequence[int] = ()
     """The sizes to which an embedding may be cut."""
 
     def refuse_prompts(self) -> None:
-        """Raises RequestError for a model that makes no text."""
+        """Raises RequestError if the model makes no text."""
         if self.makes:
             raise RequestError(f"this model makes {self.makes}, not text", HTTPStatus.NOT_IMPLEMENTED)
 
 
 class Beside(Protocol):
-    """Work beside the requests, a piece between two slices. Owner: the engine thread."""
+    """Work beside the requests, done in pieces between slices. Owner: the engine thread."""
 
     name: str
-    """For the trace."""
+    """The name of the work in the trace."""
 
     def pending(self, *, idle: bool) -> bool:
-        """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
+        """Returns True if `advance` has work. `idle` is True if the engine has nothing else to compute."""
         ...
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Does a piece of the work. Raises nothing. Takes no longer than a slice of a prompt, except while the engine
-        is `idle` and not `interrupted`."""
+        """Does a piece of the work. Must not raise. A piece takes no longer than a slice of a prompt; only while the
+        engine is `idle` may it go on until `interrupted` returns True."""
         ...
 
 
 class Tier(Beside, Protocol):
-    """A tier of the cache below memory. Whatever goes wrong there, answers go on. Owner: the engine thread."""
+    """The disk cache as a tier below memory. A fault in the tier must not stop answers. Owner: the engine thread."""
 
     @property
     def patience_s(self) -> float | None:
-        """The longest that the engine may wait for a message, in seconds; None: for good."""
+        """The longest time that the engine may wait for a message, in seconds. None sets no limit."""
         ...
 
     def add(self, request: "Request") -> None:
-        """Queues a request, which waits there while the tier is asked for its prompt."""
+        """Queues a request, which cannot begin while the tier looks for its prompt."""
         ...
 
     def keep(self, receive: Callable[[], None]) -> None:
-        """Ends all requests, and keeps what memory has. `receive` waits for a message, and handles it."""
+        """Ends all requests, and writes cached conversations to disk. `receive` waits for a message and handles it."""
         ...

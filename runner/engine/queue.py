@@ -1,4 +1,4 @@
-"""Requests that wait: to begin, for a prefix that another request computes, or for media."""
+"""The requests that wait to begin, that wait for a prefix which another request computes, or that wait for media."""
 
 from collections import deque
 from functools import partial
@@ -14,26 +14,26 @@ from runner.trace import TRACE
 class RequestQueue:
     """Decides which request begins next. Owner: the engine thread.
 
-    First in, first out, except that others pass a request that waits for the disk. A request at the head of the queue
-    whose prefix another one is about to compute leaves the queue and waits for that. It counts as running, and begins
-    before those that are still in the queue.
+    Requests begin in the order of arrival, except that a request which waits for the disk is passed by later ones. If
+    another request is about to compute a prefix of the request at the head, the head leaves the queue and waits for
+    that prefix. It then counts as running, and begins before the requests in the queue.
     """
 
     def __init__(self, salt: str, parallel: int) -> None:
-        """At most `parallel` requests run at once. `salt` is that of their prompts in the cache."""
+        """At most `parallel` requests run at the same time. `salt` is the salt of their prompts in the cache."""
         self.changed = False
-        """True if another request may be able to begin. The search for one walks the trie, so it runs only then."""
+        """True if another request may be able to begin: only then is one searched for, by walking the trie."""
         self.arrived: deque[Request] = deque()
-        """The queue, in the order of arrival."""
+        """The requests in the queue, in the order of arrival."""
         self.awaiting_prefix: dict[Request, int] = {}
-        """The requests that wait for a prefix, and when each left the queue, in ns."""
+        """Each request that waits for a prefix, and the time at which it left the queue, in ns."""
         self._salt = salt
         self._parallel = parallel
         self._next: Request | None = None
 
     @property
     def requests(self) -> list[Request]:
-        """All requests that wait, in the order in which they may begin."""
+        """All waiting requests, in the order in which they may begin."""
         return [*self.awaiting_prefix, *self.arrived]
 
     def add(self, request: Request) -> None:
@@ -42,8 +42,7 @@ class RequestQueue:
         self.changed = True
 
     def await_prefix(self, request: Request, left_ns: int) -> None:
-        """Lets a request, which left the queue at `left_ns`, wait until another one has computed their shared
-        prefix."""
+        """Makes a request, which left the queue at `left_ns`, wait while another one computes their shared prefix."""
         self.awaiting_prefix[request] = left_ns
 
     def remove_cancelled(self) -> list[Request]:
@@ -56,14 +55,16 @@ class RequestQueue:
         return cancelled
 
     def next_request(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
-        """Returns the request that can begin while `computed` others run, as of the last change; None if none can."""
+        """Returns the request that can begin while `computed` others run; None if none can. Searches only after a
+        change."""
         if self.changed:
             self._next = self._find(cache, memory, computed)
             self.changed = False
         return self._next
 
     def remove(self, request: Request) -> int | None:
-        """Removes the request that `next_request` returned. Returns when it left the queue, if it did so earlier."""
+        """Removes the request that `next_request` returned. Returns when it left the queue to wait for a prefix, if it
+        did."""
         self._next = None
         self.changed = True
         left_ns = self.awaiting_prefix.pop(request, None)
@@ -87,8 +88,8 @@ def _admits(memory: MemoryBudget, cache: PrefixCache, request: Request) -> bool:
 
 
 class MediaQueue:
-    """The requests whose prompts have come to an item of media. Encodes one at a time, that of the oldest request
-    whose rows are there. Owner: the engine thread."""
+    """The requests whose prompts have reached an item of media. One item is encoded at a time: that of the oldest
+    request whose item is ready. Owner: the engine thread."""
 
     def __init__(self, memory: MemoryBudget, recovery: Recovery) -> None:
         self.generations: list[Generation] = []
@@ -101,15 +102,15 @@ class MediaQueue:
         return [each for each in self.generations if each.media.ready]
 
     def encode_piece(self, cache: PrefixCache) -> Results:
-        """Computes one piece of an item. Returns the request once the item is encoded or the request has failed: it has
-        left the queue then, as has a request for which memory ran out."""
+        """Computes one piece of an item. When the item is encoded or has failed, the request leaves the queue and is
+        returned. If memory ran out, the request also leaves, but the recovery has it instead."""
         generation = self.ready[0]
         TRACE.name("encode", request=generation.request.number)
         results: Results = [(generation, [])]
         try:
             if not generation.media.encode_piece(partial(self._memory.make_room, cache)):
                 return []
-        except Exception as error:  # this request restarts or ends, the engine goes on
+        except Exception as error:  # the request restarts or ends; the engine continues
             results = self._recovery.retry_or_fail(generation, error)
         self.generations.remove(generation)
         return results

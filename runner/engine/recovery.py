@@ -1,4 +1,4 @@
-"""Recovers when memory runs out, or when a cache can no longer be trusted."""
+"""Recovers after memory has run out, or after a cache has become invalid."""
 
 import gc
 from collections.abc import Callable
@@ -18,29 +18,30 @@ log = Log(__name__)
 
 
 class Recovery:
-    """Restarts, once each, the requests whose slice found no memory, when all unused memory has been freed.
+    """Frees all unused memory, then restarts the requests whose slice found no memory, each of them once.
 
-    A request does not resume where the slice began: a forward that raised leaves its layers in an unknown state. It
-    reuses the part of its prompt that the cache has, and computes the rest again, including the answer so far. An
-    answer of a failed batch goes on from its own layers, which the batch did not change. Owner: the engine thread.
+    A request does not resume where the slice began, because a forward that raised leaves its layers in an unknown
+    state. It reuses the part of the prompt that the cache has, and computes the rest again, including the answer so
+    far. An answer of a failed batch continues from its own layers, which the batch did not change. Owner: the engine
+    thread.
     """
 
     def __init__(self, parts: CoreParts) -> None:
-        """With several ranks nothing is recovered: an error that strikes one of them may not strike the others."""
+        """With several ranks there is no recovery, because an error in one rank may be missing in another."""
         self._parts = parts
         self._retrying: list[Generation] = []
         self.needed = False
-        """True if memory ran out. Call `free_and_restart` when the error, and all that it holds, is gone."""
+        """True if memory ran out. Call `free_and_restart` when the error and all objects that it holds are freed."""
 
     def note(self, error: Exception) -> None:
-        """Notes an error; the requests that it struck continue by themselves. Ends all ranks, if there are several."""
+        """Notes an error of requests that continue in another way. With several ranks, ends all ranks."""
         if self._parts.ranks is not None:
             self._parts.ranks.fail(error)
         self.needed |= lacks_memory(error)
 
     def retry_or_fail(self, generation: Generation, error: Exception) -> Results:
-        """Handles an error in a slice of one request: ends the request or, if memory ran out for the first time, lets
-        it restart later."""
+        """Handles an error in a slice of one request: ends the request or, after a first lack of memory, restarts it
+        later."""
         self.note(error)
         if not lacks_memory(error) or generation.restarted:
             return [(generation, generation.fail(error))]
@@ -48,16 +49,16 @@ class Recovery:
         return []
 
     def break_up(self, batch: Batch, error: Exception) -> Results:
-        """Breaks up a batch after this error: each answer returns to the state of its own layers, and takes the token
-        that it drew on them, if it has not. An answer whose own layers are lost has failed."""
+        """Breaks up a batch after `error`. Each answer returns to the state of its own layers, and takes the token that
+        it drew on them, unless it has taken it. An answer whose own layers are lost fails."""
         log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
         self.note(error)
         own = batch.own
         return batch.lost + [(each, _fall_back(each, own.get(each), error)) for each in batch.generations]
 
     def free_and_restart(self, cache: PrefixCache) -> Results:
-        """Frees all unused memory, and restarts the requests that failed. Requests in the results that are not done go
-        on."""
+        """Frees all unused memory, and restarts the requests that found none. Returns these requests; the ones not done
+        continue."""
         retrying, self._retrying, self.needed = self._retrying, [], False
         log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))
         results = [(generation, _events(generation, self._close)) for generation in retrying]
@@ -77,7 +78,7 @@ class Recovery:
 
 
 def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:
-    """Acts on a request; returns the events of its end if that raises."""
+    """Calls `action` on a request. If that raises, returns the events of the request's end."""
     try:
         action(generation)
     except Exception as error:
@@ -86,11 +87,10 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
 
 
 def _fall_back(generation: Generation, own: SampledTokens | None, error: Exception) -> list[Event]:
-    """Returns an answer to the state of its own layers, to go on alone; it fails if these are lost.
-
-    It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
-    """
-    # Without a token to take, its layers must not have seen the token that it would go back to.
+    """Returns an answer to the state of its own layers, to decode alone. Fails the answer if these layers are lost.
+    `own` is the token that the answer drew on them and has not taken; it is taken now. Returns the events for the
+    client."""
+    # Without a token to take, one recorded token must be left that the layers have not seen.
     seen_all = own is None and generation.session.position >= len(generation.session.recorded)
     if generation.session.failed or seen_all:
         return generation.fail(error)
@@ -112,7 +112,7 @@ def _fall_back(generation: Generation, own: SampledTokens | None, error: Excepti
 
 
 def discard(cache: PrefixCache) -> None:
-    """Frees what can be freed of an invalid cache. Drop the last reference to it, then call `collect_garbage`."""
+    """Frees as much of an invalid cache as possible. Drop the last reference to it, then call `collect_garbage`."""
     log.warning("the cache is dropped", why="a session in it could not be opened or closed")
     try:
         cache.detach()
@@ -121,7 +121,7 @@ def discard(cache: PrefixCache) -> None:
 
 
 def collect_garbage() -> None:
-    """Frees everything that is no longer referred to."""
-    gc.unfreeze()  # the first cache was made before the process froze its objects
-    gc.collect()  # the parts of the old cache refer to each other, and to gigabytes
+    """Frees all objects that nothing refers to, and MLX's buffers for reuse."""
+    gc.unfreeze()  # the first cache is among the frozen objects, which a collection skips
+    gc.collect()  # only a collection frees the old cache, whose parts refer to each other
     mx.clear_cache()

@@ -1,4 +1,4 @@
-"""A request to the engine, and the limits that it keeps."""
+"""A request to the engine, and the limits that a request must keep."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from runner.engine.answer_grammar import Grammar
 
 _ASSUMED_CONTEXTS = ((47, 262144), (23, 32768), (0, 4096))
-"""GiB of GPU memory, and the `num_ctx` that hosts send from there on if nobody chose one."""
+"""Pairs: the least GPU memory in GiB, and the `num_ctx` that hosts send for that memory if nobody chose one."""
 _numbers = count(1)
 
 
 class Limits(NamedTuple):
-    """The limits of a model, or of one request to it, in tokens."""
+    """The limits of a model, or of one request to a model, in tokens."""
 
     context_length: int
     vocab_size: int
     assumed_context: int = 0
     """The `num_ctx` that a host sends if nobody chose one (docs/internals/wire.md, 2.5)."""
     chosen: bool = False
-    """True if `num_ctx` sets `context_length`, False if the model does."""
+    """True if the request's `num_ctx` sets `context_length`, False if the model does."""
 
     def on_gpus(self, gpu_bytes: int) -> "Limits":
-        """Returns the limits of a model on a machine whose GPUs have `gpu_bytes` of memory in all."""
+        """Returns the limits on a machine whose GPUs together have `gpu_bytes` of memory."""
         assumed = next(tokens for least_gib, tokens in _ASSUMED_CONTEXTS if gpu_bytes >= least_gib << 30)
         return self._replace(assumed_context=assumed)
 
     def within(self, num_ctx: int) -> "Limits":
-        """Returns the limits of a request with this `num_ctx`, which lowers the context if somebody chose it."""
+        """Returns the limits of a request with this `num_ctx`, which counts unless it is what hosts assume."""
         if 0 < num_ctx < self.context_length and num_ctx != self.assumed_context:
             return self._replace(context_length=num_ctx, chosen=True)
         return self
@@ -49,56 +49,56 @@ class Limits(NamedTuple):
 
 
 class ShownPrompt(Protocol):
-    """A prompt that shows media. Immutable; any thread may read it."""
+    """A prompt with media. Immutable; any thread may read it."""
 
     ids: list[int]
-    """Its tokens; those of soft tokens stand in the places of media."""
+    """The tokens of the prompt, with soft tokens in the places of media."""
     keys: list[int]
-    """The same as caches compare them: in the place of an item stands its name, a negative number."""
+    """The tokens as caches compare them: soft tokens are replaced by their item's name, a negative number."""
     shift: int
     """The position of a token after the prompt, less its offset; 0 or negative."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the files."""
+        """The bytes of the media's files."""
         ...
 
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """A completion to compute. Made off the engine thread; any thread may cancel it."""
+    """A completion to compute. It is made outside the engine thread; any thread may cancel it."""
 
     prompt: list[int]
-    """The ids of the prompt; those of soft tokens stand in the places of media."""
+    """The ids of the prompt, with soft tokens in the places of media."""
     max_tokens: int
     sampling: SamplingOptions
     stops: StopStrings | None
     metered: bool
     most_drafts: int | None = None
-    """The most drafts of one step; None: as many as pay."""
+    """The most drafts of one step. None sets no limit: as many drafts as pay off."""
     shown: ShownPrompt | None = None
-    """The same prompt, with its media."""
+    """The prompt together with its media; None for a prompt without media."""
     format: Format | None = None
     """The format that the answer must follow."""
     grammar: "Future[Grammar] | None" = None
-    """The same format, being compiled while the prompt is computed."""
+    """The grammar of `format`, which is compiled while the prompt is computed."""
     stream: EventStream = field(default_factory=EventStream)
     cancelled: bool = False
     restoring: bool = False
-    """True while the disk is asked for its prompt: it cannot begin. Set by the engine thread, as the following."""
+    """True while the disk cache looks for the prompt: the request cannot begin yet. Set by the engine thread."""
     restored: int = 0
-    """The tokens of the prompt that were brought from disk."""
+    """The number of the prompt's tokens that came from disk. Set by the engine thread."""
     number: int = field(default_factory=_numbers.__next__)
-    """The name of this request in the log, where the lines of several requests alternate."""
+    """The number that names this request in the log."""
     arrived_ns: int = field(default_factory=perf_counter_ns)
 
     @property
     def keys(self) -> list[int]:
-        """The tokens of the prompt as caches compare them: in the place of an item stands its name."""
+        """The tokens of the prompt as caches compare them: soft tokens are replaced by their item's name."""
         return self.prompt if self.shown is None else self.shown.keys
 
     def cancel(self) -> None:
-        """Cancels the request: the engine drops it at its next slice."""
+        """Cancels the request: the engine drops the request before the next slice."""
         self.cancelled = True
         if self.grammar is not None and not self.grammar.cancel() and self.grammar.exception() is None:
             self.grammar.result().release()

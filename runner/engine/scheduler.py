@@ -17,44 +17,44 @@ from runner.trace import TRACE
 
 log = Log(__name__)
 
-_RESERVE_SLICES = 64  # between two times that the cache learns the bytes of batches, which grow
+_RESERVE_SLICES = 64  # between two reservations in the cache of the bytes of growing batches
 
 
 class Scheduler:
     """Takes requests from station to station, slice by slice. Owner: the engine thread.
 
-    A request waits in the queue, then for a prefix that another one computes; its prompt is computed, with stops where
-    a picture has to be encoded; it waits for its grammar; and it decodes in a batch. It is at one of these stations at
-    a time, or with the recovery if memory ran out in its slice. A fault of one request leaves the others as they are.
+    The stations: the queue; the wait for a prefix that another request computes; the prefill, interrupted where a
+    picture must be encoded; the wait for the grammar; a batch. A request is at one station at a time, or with the
+    recovery after its slice ran out of memory. A fault of one request does not affect the others.
     """
 
     def __init__(self, parts: CoreParts, parallel: int, outbox: Outbox) -> None:
-        """At most `parallel` requests run at once, and only one if the cache is not concurrent."""
-        # For good.
+        """At most `parallel` requests run at the same time; only one if the cache is not concurrent."""
+        # Set for good.
         self._parts = parts
         self.memory = parts.memory
         self._policy = parts.policy
         self._outbox = outbox
         self._observer = parts.observer
         self._recovery = Recovery(parts)
-        # Until a session cannot be opened or closed.
+        # Replaced when a session cannot be opened or closed.
         self.cache = parts.make_cache()
         self.parallel = parallel if self.cache.concurrent else 1
-        """The most requests that run at once."""
+        """The most requests that run at the same time."""
         # The stations of requests, in order.
         self.queue = RequestQueue(parts.salt, self.parallel)
         self.prefilling: list[Generation] = []
         self._media = MediaQueue(self.memory, self._recovery)
-        self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
+        self._compiling: list[Generation] = []  # prefilled requests whose grammars are still being compiled
         self.batches = Batches(parts, self._recovery)
-        # Until the end of a slice, which does what they ask for.
+        # Flags, handled at the end of a slice.
         self._cache_invalid = False
         self._memory_changed = False
-        # So far.
+        # Counted so far.
         self._slices = 0
         self.prefilled_tokens = 0
         self.prefill_s = 0.0
-        """The seconds that they took."""
+        """The seconds that the prefilled tokens took."""
         self._make_room()
 
     def add(self, request: Request) -> None:
@@ -63,7 +63,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if there is nothing to do until a message arrives, a grammar is compiled or a picture is decoded."""
+        """True if there is no slice to compute until a message, a compiled grammar or a decoded picture arrives."""
         return not (
             self.prefilling
             or (self._media.generations and self._media.ready)
@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def awaits_mask(self) -> bool:
-        """True if an answer of an idle engine waits for the mask of its grammar: no message announces it."""
+        """True if, on an idle engine, an answer waits for its grammar's mask. No message announces a mask."""
         return bool(self.batches.all)
 
     @property
@@ -89,7 +89,7 @@ class Scheduler:
 
     def compute_slice(self) -> None:
         """Computes one slice: begins a request, computes a part of a prompt or of a picture, or decodes a step of a
-        batch. Leaves the events for clients in the outbox."""
+        batch. Puts the events for clients into the outbox."""
         started = perf_counter()
         self._remove_dropped()
         for generation in [*self._compiling]:
@@ -155,7 +155,7 @@ class Scheduler:
         try:
             session = self._parts.open_session(request, self.cache)
             generation = self._parts.generation(request, session, started_ns)
-        except Exception as error:  # this request ends, the engine goes on
+        except Exception as error:  # this request ends; the engine continues
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(exception_line(error)))
             self._observer.never_began(request, "failed")
@@ -168,7 +168,7 @@ class Scheduler:
             self._continue(generation)
 
     def _continue(self, generation: Generation) -> None:
-        """Moves a request to where its next slice is computed."""
+        """Moves a request to the station where its next slice is computed."""
         if generation.grammar.compiled and not generation.done:
             self._settle([(generation, generation.start_grammar())])
         if generation.done:
@@ -183,7 +183,7 @@ class Scheduler:
             self._compiling.append(generation)
 
     def _prefill(self, generation: Generation, most: int) -> int:
-        """Computes the next slice of a prompt, or takes a known first token; returns the number of tokens computed."""
+        """Computes the next slice of a prompt, or takes a known first token. Returns the number of tokens computed."""
         TRACE.name("prefill", request=generation.request.number, tokens=most)
         computed, first = 0, generation.session.first
         try:
@@ -193,7 +193,7 @@ class Scheduler:
                 tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
                 computed = generation.prefill(tokens, self.memory.measured(self._parts.forward))
                 self.memory.prefilled(computed, generation.session.position)
-        except Exception as error:  # this request restarts or ends, the engine goes on
+        except Exception as error:  # this request restarts or ends; the engine continues
             self.prefilling.remove(generation)
             if first is None:
                 generation.note_forward(error)
@@ -208,8 +208,7 @@ class Scheduler:
     # --- decode
 
     def _decode(self, batch: Batch, limit: StepLimit) -> Batch:
-        """Computes a step of this batch, or of the one that it joins, or a round of drafts within the limit. Returns
-        the batch that stepped."""
+        """Computes a step of `batch`, or of the batch that it joins, within `limit`. Returns the batch that stepped."""
         may_draft = True
         if len(self.batches.all) > 1:
             batch = self._join(batch)
@@ -220,7 +219,7 @@ class Scheduler:
             choices = batch.step(limit if may_draft else None)
         except Exception as error:
             results = self.batches.end(batch, error)
-            if len(batch.generations) > 1:  # an answer alone holds nothing beside its layers
+            if len(batch.generations) > 1:  # a batch of one answer holds nothing beside that answer's layers
                 self._reserve()
             self._resume(results)
         else:
@@ -233,7 +232,7 @@ class Scheduler:
         if batch.split_off:
             self.batches.add_split_off(batch)
             self._reserve()
-        self.queue.changed |= batch.steps <= 1  # the very first forward shows what a request takes
+        self.queue.changed |= batch.steps <= 1  # after the first step, the memory that a request takes is known
         return batch
 
     def _join(self, batch: Batch) -> Batch:
@@ -245,28 +244,28 @@ class Scheduler:
         return batch
 
     def _leave(self, batch: Batch, leaving: list[Generation]) -> None:
-        """Ends requests that decode; the others of their batch go on."""
-        self._outbox.send()  # the rest may take a while
+        """Ends the `leaving` requests, which decode; the other requests of the batch continue."""
+        self._outbox.send()  # now, because the following calls may take long
         broken_up = self.batches.leave(batch, leaving)
-        self._reserve()  # first: what is kept of these requests would find no room beside a batch that is gone
+        self._reserve()  # first: the cache then has room for the layers of the ended requests
         self._resume(broken_up)
         for generation in leaving:
             self._end(generation)
 
     def _resume(self, results: Results) -> None:
-        """Lets each of these requests go on by itself, except those that are done."""
+        """Moves each request to its next station by itself, except requests that are done."""
         self._settle(results)
         for generation, _ in results:
             self._continue(generation)
 
     def _make_room(self) -> None:
-        """Evicts as many unused cache entries as necessary; if that is not enough, ends running requests."""
+        """Evicts unused cache entries until the running requests fit. If they do not fit even then, ends some."""
         while misfit := self.memory.fit(self.cache, self._generations):
             generation, reason = misfit
             self._deliver([(generation, generation.abort(reason))])
             self._remove_dropped()
         self._memory_changed = False
-        self.queue.changed = True  # requests that ended have left room
+        self.queue.changed = True  # ended requests have left room for others
 
     # --- ends
 
@@ -284,7 +283,7 @@ class Scheduler:
                 self._leave(batch, dropped)
 
     def _deliver(self, results: Results) -> list[Generation]:
-        """Delivers the events of each generation to its client. Returns the generations that are done."""
+        """Puts the events of each generation into the outbox. Returns the generations that are done."""
         done = []
         for generation, events in results:
             for event in events:
@@ -294,7 +293,7 @@ class Scheduler:
         return done
 
     def _settle(self, results: Results) -> None:
-        """Delivers these events, and ends the requests that are done."""
+        """Sends the events, and ends the requests that are done."""
         done = self._deliver(results)
         self._outbox.send()
         for generation in done:
@@ -314,12 +313,12 @@ class Scheduler:
             self._cache_invalid = True
 
     def _reserve(self) -> None:
-        """Reserves in the cache the bytes that the batches hold."""
+        """Makes the cache leave room for the bytes that the batches hold."""
         self.queue.changed = self._memory_changed = True
         self.cache.reserve(self.batches.nbytes)
 
     def _replace_cache(self) -> None:
-        """Discards the cache; running requests keep its layers until they end."""
+        """Replaces the cache by a new one. Running requests keep the layers of the old cache until they end."""
         self._outbox.send()
         self._observer.cache_replaced(self.cache)
         discard(self.cache)

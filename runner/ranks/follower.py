@@ -1,7 +1,7 @@
 """The process of a follower: `python -m runner.ranks.follower DESCRIPTOR STORE LEVEL`.
 
-DESCRIPTOR is a connection to the leader that both sides trust, STORE the directory of Ollama's models, LEVEL that of
-the log. The process loads its part of the model, runs the leader's slices, and ends with the leader.
+DESCRIPTOR is a connection to the leader that both sides trust, STORE the directory of Ollama's models, LEVEL the log
+level. The process loads its part of the model, runs the leader's slices, and ends when the leader ends.
 """
 
 import os
@@ -37,21 +37,21 @@ log = Log(__name__)
 _JOIN_S = 60.0
 _MOST_TEXT = 4000
 _MAY_DIFFER = ("device", "blas", "kernels")
-"""Ranks round differently then; the leader's tokens count."""
+"""Fields of `Identity` in which ranks may differ. Such ranks round differently, but all use the leader's tokens."""
 
 
 class Follower:
-    """A rank that follows. Owner: the engine thread."""
+    """A rank that follows the leader. Owner: the engine thread."""
 
     group: "mx.distributed.Group"
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self.frames: SimpleQueue[bytes] = SimpleQueue()
-        """The tape, as it arrives."""
+        """The parts of the leader's tape that have arrived."""
 
     def watch(self) -> None:
-        """Collects the tape as it arrives, and ends the process when the leader ends. Imports MLX."""
+        """Collects the tape as it arrives, and ends the process when the leader ends. This imports MLX."""
         from mlx.core import get_active_memory
 
         def take(_: Peer, kind: FrameKind, body: bytes) -> None:
@@ -80,15 +80,15 @@ class Follower:
         return RankCounts()
 
     def await_cause(self, error: BaseException) -> None:
-        """Does nothing: the leader finds the cause."""
+        """Does nothing: the leader finds the cause of an error."""
 
     def fail(self, error: Exception) -> NoReturn:
         raise RankError(logs.exception_line(error)) from error
 
 
 def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
-    """Follows the leader at the other end of the link. Raises RunnerError, with the reason, if this rank cannot begin
-    or go on."""
+    """Follows the leader at the other end of `link`. Raises RunnerError if this rank cannot begin or cannot
+    continue."""
     join = link.expect(FrameKind.JOIN, Join, _JOIN_S)
     settings = msgspec.structs.replace(
         settings_of(join.header),
@@ -120,7 +120,7 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
 
 
 def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn:
-    """Loads the model and runs slices, as `Engine` does on the leader."""
+    """Loads the model and runs slices, as `Engine` does in the leader's process."""
     from runner.assemble import assemble
     from runner.ranks.rank_world import RankWorld, follower_tape
     from runner.tape.replay import Replay
@@ -138,16 +138,16 @@ def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn
 
 
 def run_follower(words: Sequence[str]) -> NoReturn:
-    """Runs the process."""
+    """Runs a follower's process. `words` are DESCRIPTOR, STORE and LEVEL."""
     descriptor, models_dir, level = words
     logs.start(int(level))
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a service manager signal every process
-        signal.signal(number, signal.SIG_IGN)  # this one ends with its leader
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager signals every process
+        signal.signal(number, signal.SIG_IGN)  # a follower ends when its leader ends
     link = Link(socket(fileno=int(descriptor)))
     try:
         follow_leader(link, Path(models_dir), int(level))
     except LinkClosedError:
-        os._exit(0)  # the leader has ended
+        os._exit(0)  # no fault: the leader has ended
     except RunnerError as error:
         text, cause = str(error), logs.cause_of(error)
     except DiffersError as error:

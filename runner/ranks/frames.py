@@ -1,4 +1,4 @@
-"""The messages between leader and followers: frames of a kind and a body in MessagePack, with bounds."""
+"""The messages between leader and followers: frames, each with a kind and a bounded body in MessagePack."""
 
 from enum import IntEnum
 from typing import Annotated, TypeVar
@@ -17,15 +17,15 @@ class FrameKind(IntEnum):
     """The kinds of frame."""
 
     JOIN = 0
-    """From the leader, the first frame: a `Join`."""
+    """The leader's first frame: a `Join`."""
     HERE = 1
-    """The follower's answer: a `Here`."""
+    """The follower's answer to JOIN: a `Here`."""
     GO = 2
-    """From the leader, once all are here: a `Go`."""
+    """From the leader, once all followers have answered: a `Go`."""
     LOADED = 3
-    """From a follower: a `Loaded`."""
+    """From a follower that has loaded its part of the model: a `Loaded`."""
     TAPE = 4
-    """From the leader: entries of the tape."""
+    """From the leader: entries of its tape."""
     BEAT = 5
     """From either side, every second: a `Beat`."""
     FAILED = 6
@@ -38,57 +38,57 @@ class Join(msgspec.Struct, frozen=True):
     rank: int
     ranks: Annotated[int, msgspec.Meta(ge=2, le=MOST_RANKS)]
     ranks_here: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-    """Those that share the memory of the follower's machine."""
+    """The number of ranks that share the memory of the follower's machine."""
     backend: _Text
     header: Header
-    """The model, what computes it, and the settings."""
+    """The model, the versions and libraries that compute it, and the settings."""
 
 
 class Here(msgspec.Struct, frozen=True):
     """A follower that is ready to join."""
 
     address: _Text
-    """IP:PORT where it takes tensors."""
+    """The IP:PORT at which the follower receives tensors."""
     notes: list[_Text] = []
-    """Differences from the leader that it reports and tolerates."""
+    """The differences from the leader that are reported and tolerated."""
 
 
 class Go(msgspec.Struct, frozen=True):
-    """The addresses at which ranks take tensors."""
+    """The addresses at which the ranks receive tensors."""
 
     addresses: list[_Text]
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A follower that has loaded its part."""
+    """A follower that has loaded its part of the model."""
 
     weights_bytes: int
     room_bytes: int
-    """The part of its memory budget that the weights leave."""
+    """The bytes of the follower's budget that its weights leave free."""
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """A rank that is alive."""
+    """The sign that a rank is alive."""
 
     memory_bytes: int
 
 
 class RankFailed(msgspec.Struct, frozen=True):
-    """The end of a follower, and its reason."""
+    """The end of a follower, and the reason."""
 
     text: _Text
     no_memory: bool = False
-    """True if memory was missing there."""
+    """True if the follower ran out of memory."""
 
     def error(self) -> RunnerError:
-        """Returns an error with these words, and of the same cause."""
+        """Returns an error with this text and, if memory ran out, with that cause."""
         error = RunnerError(self.text)
         error.__cause__ = MemoryError() if self.no_memory else None
         return error
 
 
 def decode_body(data: bytes, body: type[Body]) -> Body:
-    """Returns the message in a frame. Raises RunnerError for anything else."""
+    """Returns the message in a frame's body. Raises RunnerError if `data` is no such message."""
     try:
         return msgspec.msgpack.decode(data, type=body)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""Joins the ranks by `mx.distributed`, which reads its settings from the environment."""
+"""Joins the ranks in a group of `mx.distributed`, which reads its settings from the environment."""
 
 import json
 import os
@@ -22,39 +22,39 @@ class Speed(NamedTuple):
     """The speed of the slowest connection between ranks."""
 
     latency_us: int
-    """Of an `all_sum` of 16 KB."""
+    """The time of an `all_sum` over 16 KB."""
     gbit_s: float
-    """Of an `all_sum` of 8 MB, counted as the bytes that a rank sends."""
+    """The speed of an `all_sum` over 8 MB: the bits that a rank sends, by its time."""
 
 
 def backend() -> str:
-    """Returns the backend that suits this device."""
+    """Returns the backend of `mx.distributed` for this device."""
     return "nccl" if mx.default_device() == mx.Device(mx.gpu) and not mx.metal.is_available() else "ring"
 
 
 def free_address(host: str) -> str:
-    """Returns HOST:PORT of a port that is free now. Another process may take it before it is bound again: the group is
-    joined at once, and fails then."""
+    """Returns HOST:PORT with a port that is free now. If another process binds it first, joining the group fails."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return f"{host}:{probe.getsockname()[1]}"
 
 
 def join(rank: int, addresses: Sequence[str], backend: str, peers: Mapping[int, str]) -> mx.distributed.Group:
-    """Returns the group of all ranks, which lasts as long as the process. The process is killed if that takes too long,
-    or if one of its `peers` is gone: names, by descriptors of connections. Raises RunnerError if it fails."""
+    """Returns the group of all ranks, which lasts as long as the process. `peers` are names by descriptors of
+    connections. If joining takes too long or a peer is gone, the process is killed. Raises RunnerError if joining
+    fails."""
     os.environ |= {"MLX_RANK": str(rank), "MLX_WORLD_SIZE": str(len(addresses))}
     if backend == "nccl":
         host, _, port = addresses[0].rpartition(":")
         os.environ |= {"NCCL_HOST_IP": host, "NCCL_PORT": port}
     try:
-        with tempfile.TemporaryFile("w+") as file:  # without a name: a process that is killed meanwhile leaves nothing
+        with tempfile.TemporaryFile("w+") as file:  # without a name: a killed process leaves no file
             json.dump([[address] for address in addresses], file)
             file.seek(0)
             os.environ["MLX_HOSTFILE"] = f"/dev/fd/{file.fileno()}"
             with join_watchdog(JOIN_S, peers, reports=rank == 0):
                 group = mx.distributed.init(strict=True, backend=backend)
-    except (OSError, RuntimeError, ValueError) as error:  # a full disk among them
+    except (OSError, RuntimeError, ValueError) as error:  # a full disk, for example
         raise RunnerError(f"the ranks cannot be joined by {backend}: {error}") from error
     if (group.rank(), group.size()) != (rank, len(addresses)):
         raise RunnerError(f"{backend} joined rank {group.rank()} of {group.size()}, not {rank} of {len(addresses)}")
@@ -62,7 +62,7 @@ def join(rank: int, addresses: Sequence[str], backend: str, peers: Mapping[int, 
 
 
 def measure(group: mx.distributed.Group) -> Speed:
-    """Measures the connections. All ranks call it at the same time."""
+    """Measures the connections between ranks. All ranks must call this at the same time."""
     small, large = mx.zeros((_SMALL_BYTES // 4,)), mx.zeros((_LARGE_BYTES // 4,))
     mx.eval(small, large, mx.distributed.all_sum(small, group=group))
     latencies = []
@@ -78,6 +78,7 @@ def measure(group: mx.distributed.Group) -> Speed:
 
 
 def agreement(token: mx.array, group: mx.distributed.Group) -> mx.array:
-    """Returns the tokens uint32 [B] that rank 0 drew, on every rank. Lazy. All ranks compute what led to their own."""
+    """Returns, on every rank, the tokens uint32 [B] that rank 0 drew. Lazy. `token` holds the tokens that this rank
+    drew; to the sum of all ranks, followers add zeros."""
     own = token if group.rank() == 0 else token * 0
     return mx.distributed.all_sum(own, group=group)

@@ -1,4 +1,4 @@
-"""Mutual proof of a leader and the service on another machine (`mlx-runner follow`) that they know one secret.
+"""The handshake by which a leader and the service on another machine (`mlx-runner follow`) prove one shared secret.
 
     leader                               service
     HELLO VERSION nonce            -->
@@ -6,9 +6,9 @@
     HMAC("leader", nonces)         -->
                                    <--   accepted, HMAC("follower", nonces, answer), answer; or refused
 
-The answer is empty, or says why the service will not follow now. Nonces are fresh, so nothing overheard proves anything
-later; proofs name their side, so none can be sent back. Before its proof a peer can make the other side read
-some hundred bytes and wait ten seconds, no more. The frames after it are neither encrypted nor authenticated.
+The answer is empty, or the reason why the service refuses to follow now. Nonces are fresh, so overheard bytes prove
+nothing later. A proof names its side, so it cannot be sent back as the other side's proof. Before its proof, a peer
+costs the other side some hundred bytes and ten seconds at most. Later frames are neither encrypted nor authenticated.
 """
 
 import hmac
@@ -23,7 +23,7 @@ from time import monotonic
 from runner.errors import RankError, RunnerError
 
 DEADLINE_S = 10.0
-"""For all of a handshake."""
+"""The longest time of a whole handshake."""
 _HELLO = b"mlx-runner ranks "
 _VERSION = b"02\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
@@ -35,11 +35,11 @@ _TO_STRANGERS = b"This is `mlx-runner follow`, which talks to `mlx-runner --foll
 
 
 class StrangerError(RankError):
-    """The other side does not speak this protocol."""
+    """The other side does not speak the protocol of ranks."""
 
 
 def prove_to_service(connection: socket.socket, secret: bytes) -> None:
-    """Does the leader's part. Raises RankError for a service that does not know the secret, or will not follow."""
+    """Does the leader's part of the handshake. Raises RankError if the service lacks the secret, or will not follow."""
     talk = _Talk(connection)
     ours = secrets.token_bytes(_NONCE_BYTES)
     talk.send(_HELLO + _VERSION + ours)
@@ -56,10 +56,10 @@ def prove_to_service(connection: socket.socket, secret: bytes) -> None:
 
 
 class ProvedLeader:
-    """A leader that has proved that it knows the secret, and waits for an answer."""
+    """A leader that has proved that it knows the secret, and now waits for an answer."""
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
-        """Waits for the proof. Raises RankError if it is wrong, or does not come in time."""
+        """Waits for the leader's proof. Raises RankError if the proof is wrong or late."""
         self._connection = connection
         self._secret = secret
         talk = _Talk(connection)
@@ -78,26 +78,27 @@ class ProvedLeader:
             raise RankError(_UNPROVED)
 
     def answer(self, refusal: str = "") -> None:
-        """Tells the leader that this side follows, or why it will not now. Raises RankError if the leader is gone."""
+        """Tells the leader that this side follows or, with `refusal`, why not. Raises RankError if the leader is
+        gone."""
         text = refusal.encode()[:_MOST_ANSWER_BYTES]
         proof = _proof(self._secret, b"follower", self._nonces, text)
         _Talk(self._connection).send(_ACCEPTED + proof + bytes([len(text)]) + text)
 
 
 def _proof(secret: bytes, side: bytes, nonces: bytes, answer: bytes = b"") -> bytes:
-    """Returns the HMAC that proves knowledge of the secret. `nonces` are the leader's and the service's."""
+    """Returns the HMAC by which `side` proves that it knows the secret. `nonces`: the leader's, then the service's."""
     return hmac.digest(secret, _HELLO + _VERSION + side + nonces + answer, "sha256")
 
 
 class _Talk:
-    """Bytes between two sides, until a deadline."""
+    """An exchange of bytes with the other side, which must end by a deadline."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._until_s = monotonic() + DEADLINE_S
 
     def send(self, data: bytes) -> None:
-        """Raises RankError."""
+        """Sends all of `data`. Raises RankError if the connection fails, or at the deadline."""
         try:
             self._connection.settimeout(max(0.001, self._until_s - monotonic()))
             self._connection.sendall(data)
@@ -105,7 +106,8 @@ class _Talk:
             raise _lost(error) from error
 
     def receive(self, count: int, start: bytes = b"") -> bytes:
-        """Returns `count` bytes. Raises RankError, and StrangerError as soon as they cannot begin with `start`."""
+        """Returns `count` bytes. Raises RankError if they do not arrive, and StrangerError once they differ from
+        `start`."""
         data = b""
         while len(data) < count:
             try:
@@ -121,8 +123,8 @@ class _Talk:
         return data
 
     def receive_nonce(self, reply: bytes = b"") -> bytes:
-        """Returns the other side's nonce. Raises RankError, and StrangerError if it does not send a hello. A hello of
-        another version is answered with `reply`, from which the other side learns ours."""
+        """Returns the other side's nonce. Raises RankError, and StrangerError if the other side sends no hello. If the
+        hello has another version, sends `reply`, which tells the other side our version."""
         self.receive(len(_HELLO), _HELLO)
         version = self.receive(len(_VERSION))
         if not version.strip().isdigit():
@@ -138,8 +140,8 @@ class _Talk:
         return self.receive(_NONCE_BYTES)
 
     def hang_up(self) -> None:
-        """Ends the connection so that the other side still reads what was sent: unread bytes would make the system
-        throw that away."""
+        """Closes the connection, and reads its input: with unread input, the system would discard the bytes just
+        sent."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             self._connection.setblocking(False)
@@ -156,8 +158,8 @@ _LEAST_BYTES, _MOST_BYTES = 16, 4096
 
 
 def read_secret(path: Path) -> bytes:
-    """Returns the secret in the file, without white space around it. Raises RunnerError, with what to do, for a file
-    that cannot be read, that another user may read, or whose secret is too short."""
+    """Returns the secret in the file at `path`, without white space around it. Raises RunnerError, with advice, for a
+    file that cannot be read, that another user can read, or whose secret is too short."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -1,7 +1,7 @@
-"""Ends a process that waits for the other ranks in vain.
+"""A watchdog that ends a process which waits in vain for the other ranks.
 
-`mx.distributed.init` waits for them for ever and keeps the interpreter's lock, so no thread of the process itself could
-notice anything. This file is a program of its own, which imports nothing of the runner.
+`mx.distributed.init` waits without limit and holds the interpreter's lock, so no thread of the waiting process could
+notice anything. This file is also the watchdog's own program, which imports no module of the runner.
 """
 
 import os
@@ -17,19 +17,19 @@ _ENDED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 @contextmanager
 def join_watchdog(seconds: float, peers: Mapping[int, str], *, reports: bool) -> Iterator[None]:
-    """Kills this process if the block takes longer, or if one of these connections is closed meanwhile. `peers` are
-    their descriptors, each with the name of the other side. If it `reports`, it writes the reason as the line that a
-    host reads."""
+    """Kills this process if the block takes longer than `seconds`, or if a peer closes its connection meanwhile.
+    `peers` are the names of other sides, by the descriptors of connections. If the watchdog `reports`, it writes the
+    reason as the line that a host reads."""
     words = [str(os.getpid()), str(seconds), str(int(reports))]
     words += [word for descriptor, name in peers.items() for word in (str(descriptor), name)]
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-I", "-S", __file__, *words], stdin=subprocess.PIPE, pass_fds=[*peers]
-    ):  # its stdin is closed at the end, which ends it
+    ):  # the end of the block closes the watchdog's stdin, which ends the watchdog
         yield
 
 
 def _await_fault(pid: int, seconds: float, peers: Mapping[int, str]) -> str:
-    """Returns why the process has to end; empty if it need not."""
+    """Returns the reason why process `pid` must end. Empty if it need not end."""
     closed = select.poll()
     closed.register(sys.stdin.fileno(), select.POLLIN)
     for descriptor in peers:
@@ -44,7 +44,7 @@ def _await_fault(pid: int, seconds: float, peers: Mapping[int, str]) -> str:
 
 def _main() -> None:
     pid, seconds, reports, *words = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the watched process decides
     why = _await_fault(int(pid), float(seconds), dict(zip(map(int, words[::2]), words[1::2], strict=True)))
     if why:
         if reports == "1":

@@ -1,4 +1,4 @@
-"""The processes of followers, and the connections to them, which notice when the other side is gone."""
+"""The processes of followers, and the connections to them. A connection notices when the other side is gone."""
 
 import socket
 import struct
@@ -17,9 +17,9 @@ from runner.errors import RunnerError
 from runner.ranks.frames import Beat, Body, FrameKind, RankFailed, decode_body
 
 BEAT_S = 1.0
-"""Between two beats."""
+"""The seconds between two beats."""
 SILENCE_S = 10.0
-"""A side that sends nothing for this long counts as gone."""
+"""A side that sends nothing for this many seconds counts as gone."""
 _HEAD = struct.Struct("<IB")
 _MOST_BYTES = 1 << 30
 
@@ -29,7 +29,7 @@ class LinkClosedError(RunnerError):
 
 
 class Link:
-    """Carries frames. Any thread may send; one thread receives."""
+    """A connection that carries frames. Any thread may send; only one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
@@ -37,9 +37,9 @@ class Link:
         self._readable = poll()
         self._readable.register(connection, POLLIN)
         self._sending = threading.Lock()
-        self._rest = b""  # of a beat that found no room
+        self._rest = b""  # the unsent rest of a beat
         self.nbytes = 0
-        """Bytes that were sent so far."""
+        """The number of bytes sent so far."""
         self.writes = 0
 
     def fileno(self) -> int:
@@ -48,20 +48,20 @@ class Link:
 
     @property
     def is_local(self) -> bool:
-        """True if the other side is a process that belongs to this one."""
+        """True if the other side is a process on this machine, connected by a socket pair."""
         return self._socket.family == socket.AF_UNIX
 
     @property
     def host(self) -> str:
-        """The address of this side, as the other side reaches it."""
+        """The address of this side at which the other side reaches it."""
         return "127.0.0.1" if self.is_local else self._socket.getsockname()[0]
 
     def send(self, kind: FrameKind, message: msgspec.Struct) -> None:
-        """Sends a message. Raises LinkClosedError."""
+        """Sends a frame with `message` as its body. Raises LinkClosedError if the other side is gone."""
         self.send_bytes(kind, msgspec.msgpack.encode(message))
 
     def send_bytes(self, kind: FrameKind, body: bytes) -> None:
-        """Sends a frame; waits while the other side does not read. Raises LinkClosedError."""
+        """Sends a frame; waits while the other side does not read. Raises LinkClosedError if the other side is gone."""
         with self._sending:
             data = self._rest + _HEAD.pack(len(body), kind) + body
             self._rest = b""
@@ -73,8 +73,7 @@ class Link:
             self.writes += 1
 
     def beat(self, memory_bytes: int) -> None:
-        """Sends a beat, unless another thread is sending, which is as good a sign of life. Never waits, never
-        raises."""
+        """Sends a beat, unless another thread is sending: any frame is a sign of life. Never waits, never raises."""
         if self._sending.acquire(blocking=False):
             try:
                 if not self._rest:
@@ -82,21 +81,21 @@ class Link:
                     self._rest = _HEAD.pack(len(body), FrameKind.BEAT) + body
                 self._rest = self._rest[self._socket.send(self._rest, socket.MSG_DONTWAIT) :]
             except OSError:
-                pass  # the receiving thread will notice
+                pass  # the receiving thread notices a lost connection
             finally:
                 self._sending.release()
 
     def receive(self, seconds: float | None = None) -> tuple[FrameKind, bytes]:
-        """Returns the next frame. Raises LinkClosedError at the end of the connection, TimeoutError if nothing comes
-        for `seconds`, and RunnerError if it is not a frame."""
+        """Returns the next frame's kind and body. Raises LinkClosedError if the connection has ended, TimeoutError if
+        nothing arrives for `seconds`, and RunnerError if the bytes are not a frame."""
         length, kind = _HEAD.unpack(self._exactly(_HEAD.size, seconds))
         if length > _MOST_BYTES or kind not in set(FrameKind):
             raise RunnerError("the other side does not speak the protocol of ranks")
         return FrameKind(kind), self._exactly(length, seconds)
 
     def expect(self, kind: FrameKind, body: type[Body], seconds: float) -> Body:
-        """Returns the next message other than a beat. Raises as `receive`, and RunnerError for another kind, or with
-        the words of a follower that has failed."""
+        """Returns the next message that is not a beat. Raises what `receive` raises, and RunnerError for a frame of
+        another kind. The error of a failed follower has that follower's text."""
         found = FrameKind.BEAT
         while found is FrameKind.BEAT:
             found, data = self.receive(seconds)
@@ -107,7 +106,7 @@ class Link:
         return decode_body(data, body)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._socket.close()
 
     def _exactly(self, count: int, seconds: float | None) -> bytes:
@@ -130,16 +129,16 @@ class Peer:
 
     def __init__(self, name: str, link: Link) -> None:
         self.name = name
-        """Its rank and its address, in words."""
+        """The rank and the address of the peer, in words."""
         self.link = link
         self.memory_bytes = 0
-        """The memory that MLX has in use there, as of its last beat."""
+        """The memory that MLX has in use at the peer, by the peer's last beat."""
         self.heard_s = monotonic()
 
 
 class Watch:
-    """Hands on what peers send, notices when one of them is gone, and sends them a beat every second. Its thread never
-    computes, so it is never late."""
+    """Passes on the frames of peers, notices when a peer is gone, and sends each peer a beat every second. The thread
+    of the watch never computes, so it is never late."""
 
     def __init__(
         self,
@@ -148,15 +147,15 @@ class Watch:
         gone: Callable[[Peer, RunnerError | None], NoReturn],
         memory: Callable[[], int],
     ) -> None:
-        """Calls, on a thread of its own, `take` with frames other than beats, and `gone` once, with why a peer is lost
-        (None if its connection was closed). `memory` returns the bytes for the beats."""
+        """Calls `take` with each frame that is no beat, and `gone` once, with the reason why a peer is lost (None if
+        its connection was closed). Both run on the watch's own thread. `memory` returns the bytes for the beats."""
         self._peers = peers
         self._take = take
         self._gone = gone
         self._memory = memory
 
     def start(self) -> None:
-        """Starts the thread. From now on peers must not be silent."""
+        """Starts the thread. From then on a silent peer counts as gone."""
         for peer in self._peers:
             peer.heard_s = monotonic()
         threading.Thread(target=self._run, name="ranks", daemon=True).start()
@@ -207,8 +206,8 @@ def _silence() -> RunnerError:
 def start_follower(
     connection: socket.socket, models_dir: Path, log_level: int, environ: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that follows the leader at the other end of the connection, which both sides trust. `environ`
-    is its environment, if not that of this process."""
+    """Starts a process that follows the leader at the other end of `connection`, which both sides trust. `environ` is
+    the environment of the process; None means that of this process."""
     descriptor = connection.fileno()
     words = (str(descriptor), str(models_dir), str(log_level))
     return subprocess.Popen(  # noqa: S603 - our own module
@@ -220,5 +219,5 @@ def start_follower(
 
 
 def how_it_ended(status: int) -> str:
-    """Returns the status of a process that has ended, in words."""
+    """Returns the exit status of a process, in words."""
     return f"killed by signal {-status}" if status < 0 else f"exit status {status}"

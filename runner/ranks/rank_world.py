@@ -1,8 +1,8 @@
-"""The world of a rank: the leader's tape goes to every follower at once, and a follower reads it in place of the world.
+"""The world of a rank: the leader sends its tape to every follower, and a follower takes its outside values from it.
 
-It carries what a recording carries, with two differences. UNSHARED entries are left out: clients are the leader's
-alone, and a fault of a computation ends all ranks. And each forward stands on it, with its position: ranks that
-disagree end before they would wait for each other in vain.
+This tape holds the entries of a recording, with two differences. UNSHARED entries are left out: only the leader has
+clients, and a fault in a computation ends all ranks. An entry for each forward is added, with its position: ranks that
+disagree then end before they wait for each other in vain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from runner.model.weights.loading import LoadedModel
 
 UNSHARED = (EntryKind.EVENT, EntryKind.FAULT)
-"""The kinds of entry that concern one rank alone."""
+"""The kinds of entry that concern one rank only."""
 
 
 def leader_tape(links: Sequence[Link]) -> Recorder:
-    """Returns the tape that every follower gets. Its `flush` raises LinkClosedError."""
+    """Returns the leader's tape, which is sent to every follower. Its `flush` raises LinkClosedError if one is gone."""
 
     def write(entries: list[Entry]) -> None:
         data = msgspec.msgpack.encode(entries)
@@ -42,7 +42,7 @@ def leader_tape(links: Sequence[Link]) -> Recorder:
 
 
 def follower_tape(frames: "SimpleQueue[bytes]") -> Player:
-    """Returns the tape that arrives in these frames."""
+    """Returns the follower's tape, which plays back the entries in these frames."""
 
     def entries() -> Iterator[Entry]:
         while True:
@@ -52,7 +52,7 @@ def follower_tape(frames: "SimpleQueue[bytes]") -> Player:
 
 
 class RankWorld(TapedWorld):
-    """The world of a rank: its own until the weights are loaded, then the leader's."""
+    """The world of a rank. Its values are the rank's own until the weights are loaded, then the leader's."""
 
     ranks: Ranks
 
@@ -74,8 +74,8 @@ class RankWorld(TapedWorld):
         parts.logits = checked_forward(parts.logits, self._tape)
 
     def forward(self, run: "Forward") -> "Forward":
-        """Returns the forward of the warm-up, before which the tape is written. Its graph was built before all entries
-        so far."""
+        """Returns the forward `run` for the warm-up. The tape is flushed before each call. No entry is added: the graph
+        of this forward was built before all entries so far."""
 
         def flushed(tokens: "mx.array", layers: list[object]) -> "mx.array":
             self._tape.flush()
@@ -86,11 +86,11 @@ class RankWorld(TapedWorld):
     def wrap(self, parts: Parts) -> None:
         run = parts.forward
         super().wrap(parts)
-        parts.forward = run  # `loaded` has wrapped it
+        parts.forward = run  # `loaded` has already wrapped this forward
 
 
 def checked_forward(run: "Forward", tape: Tape) -> "Forward":
-    """Returns the forward `run`, before which all ranks make sure that they are at the same place."""
+    """Returns the forward `run`. Before each call, all ranks check that they are at the same place."""
 
     def checked(tokens: "mx.array", layers: list[object]) -> "mx.array":
         tape.check(EntryKind.FORWARD, [*tokens.shape, _position(layers)])
@@ -101,6 +101,6 @@ def checked_forward(run: "Forward", tape: Tape) -> "Forward":
 
 
 def _position(layers: list[object]) -> int:
-    """Returns the number of tokens that the layers have seen; -1 if they only know it by computing it."""
+    """Returns the number of tokens that the layers have seen; -1 if finding it would take a computation."""
     offsets = (getattr(layer, "offset", None) for layer in layers)
     return next((offset for offset in offsets if type(offset) is int), -1)

@@ -1,4 +1,4 @@
-"""`mlx-runner follow`: lets leaders in, one at a time, and starts a process for each load. It imports no MLX."""
+"""The command `mlx-runner follow`: accepts leaders, one at a time, with a process for each load. Imports no MLX."""
 
 import os
 import signal
@@ -18,46 +18,46 @@ from runner.settings import FollowSettings
 
 log = Log(__name__)
 _MOST_UNPROVED = 4
-"""The most connections that have proved nothing yet. Another one ends the oldest, so strangers keep nobody out."""
+"""The most open connections without a proof. A further one closes the oldest, so strangers cannot keep leaders out."""
 _PATIENCE_S = 5.0
-"""The grace period for the last load's process to exit: hosts start the next leader at once."""
+"""The time that the process of the last load gets to exit, because hosts start the next leader immediately."""
 _SHORTAGE_S = 0.1
 
 
 class _Ended(BaseException):
-    """Raised on SIGTERM or SIGINT."""
+    """An exception that the handler of SIGTERM and SIGINT raises, to leave `run`."""
 
 
 class Service:
-    """Follows one leader at a time. Each connection has a thread; everything is started and ended on that of `run`."""
+    """Follows one leader at a time. Each connection has a thread, which starts the process that follows the leader."""
 
     def __init__(self, secret: bytes, models_dir: Path, log_level: int) -> None:
         self._secret = secret
         self._models_dir = models_dir
         self._log_level = log_level
         self._turn = threading.Lock()
-        """Held by the thread that follows."""
+        """The lock of the thread that follows a leader."""
         self._leader = ""
         self._state = threading.Lock()
-        """Held for a moment around each use of the following."""
+        """The lock around each use of the following attributes, held for a moment only."""
         self._unproved: dict[socket.socket, None] = {}  # in the order of their arrival
         self._process: Popen[bytes] | None = None
         self._ending = False
 
     def run(self, listener: socket.socket) -> NoReturn:
-        """Accepts connections, for ever."""
+        """Accepts connections until the process ends."""
         address, port = listener.getsockname()
         log.info("waiting for leaders", address=f"{address}:{port}")
         while True:
             try:
                 connection, (host, port) = listener.accept()
                 self._let_in(connection, f"{host}:{port}")
-            except (OSError, RuntimeError) as error:  # a client that has left already; no more files, or threads
+            except (OSError, RuntimeError) as error:  # the client has left, or no descriptors or threads are free
                 log.warning("a connection is lost", why=str(error))
                 time.sleep(_SHORTAGE_S)
 
     def end(self) -> None:
-        """Ends the process that follows, if there is one, and lets no other start."""
+        """Ends the process that follows a leader, if there is one, and prevents the start of another."""
         with self._state:
             self._ending = True
             process = self._process
@@ -71,7 +71,7 @@ class Service:
                 oldest = next(iter(self._unproved))
                 del self._unproved[oldest]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # the connection's own thread closes it
             self._unproved[connection] = None
         threading.Thread(target=self._serve, args=(connection, peer), daemon=True).start()
 
@@ -103,7 +103,7 @@ class Service:
                 if self._ending:
                     return
                 process = self._process = start_follower(connection, self._models_dir, self._log_level)
-            connection.close()  # only the process holds it now, so that they end together
+            connection.close()  # now only the process holds the connection, so both end together
             log.info("a load begins", leader=peer, process=process.pid)
             status = process.wait()
             log.info("a load has ended", leader=peer, process=process.pid, status=how_it_ended(status))
@@ -113,7 +113,7 @@ class Service:
 
 
 def follow(settings: FollowSettings) -> NoReturn:
-    """Lets leaders in until a signal ends the process and its followers. Raises RunnerError for a secret or an address
+    """Accepts leaders until a signal ends this process and its followers. Raises RunnerError for a secret or an address
     that cannot be used."""
     service = Service(read_secret(settings.secret_file), settings.models_dir, settings.log_level)
     with _listener(settings.address, settings.port) as listener:
@@ -135,7 +135,7 @@ def follow(settings: FollowSettings) -> NoReturn:
         finally:
             service.end()
     signal.signal(received, signal.SIG_DFL)
-    os.kill(os.getpid(), received)  # so that its sender sees that it was the cause
+    os.kill(os.getpid(), received)  # so that the sender sees that the signal ended the process
     raise AssertionError("this signal ends the process")
 
 

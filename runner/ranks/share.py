@@ -1,8 +1,7 @@
-"""Loads one rank's share of a model that is split over a group of processes.
+"""Loads one rank's share of a model that is split over a group of processes. Owner: the engine thread.
 
-Every rank reads every byte, since whole tensors are read and then cut. So that memory never holds more than the share
-and one layer, tensors stay unread until the module is split, and are then evaluated layer by layer. Owner: the engine
-thread.
+Every rank reads all bytes, because tensors are read whole and then cut. Yet memory never holds more than the share and
+one layer: tensors stay unread until the module is split, and are then evaluated layer by layer.
 """
 
 import re
@@ -32,9 +31,9 @@ log = Log(__name__)
 
 _LAYER = re.compile(r".*?\.\d+\.")
 _SPARE_FILES = 64
-"""Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
+"""The descriptors that stay free for sockets, logs and modules while lazy arrays keep their files open."""
 _PIECES = 8
-"""The pieces in which a layer is evaluated, since what its parameters are made of takes memory beside them."""
+"""The number of pieces in which a layer is evaluated: the tensors read for a piece take memory beside it."""
 _PIECE_BYTES = 64 << 20
 
 Parameters = list[tuple[str, mx.array]]
@@ -43,8 +42,8 @@ Parameters = list[tuple[str, mx.array]]
 def load_share(
     opened: OpenedModel, group: mx.distributed.Group, dtype: str = "keep", budget_bytes: int | None = None
 ) -> LoadedModel:
-    """Loads the share of this rank, as `weights.load.load` loads a whole model. All ranks of the group must call this.
-    The smallest of their budgets is for each share, lest they compute in different types.
+    """Loads the share of this rank, as `weights.loading.load` loads a whole model. All ranks of the group must call
+    this. The smallest budget of all ranks applies to each share, so that all ranks choose the same types.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.
@@ -72,7 +71,7 @@ def load_share(
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.distributed.Group) -> Module:
-    # Nothing but the module may refer to the arrays: what has been cut must be freed.
+    # Only the module may refer to the arrays, so that tensors are freed once they are cut.
     module = assemble_module(opened, _lazy_arrays(opened), recipe)
     module.shard(group)
     try:
@@ -85,11 +84,9 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.dis
 
 
 def _lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
-    """Returns the arrays of every needed tensor, which are read when they are first evaluated.
-
-    Until then their files stay open. If those are more than this process may open, the smallest are read at once.
-    Raises ModelError for a file that has changed since the model was opened.
-    """
+    """Returns the arrays of every needed tensor. An array is read when it is first evaluated; until then its file stays
+    open. If there are more files than this process may open, the smallest files are read immediately. Raises ModelError
+    for a file that has changed since the model was opened."""
     raise_limit()
     entries = parts_of(opened)
     sizes = Counter[Path]()
@@ -110,7 +107,7 @@ def _lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
 
 
 def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
-    """Reads, cuts and converts the parameters, the largest layer first, while memory holds little else."""
+    """Reads, cuts and converts the parameters of each layer in turn, the largest layer first, to save memory."""
     layers = _layers(module)
     share_bytes = sum(map(_sum_bytes, layers))
     done_bytes = read_bytes = 0
@@ -129,12 +126,12 @@ def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
             reached = progress.total * done_bytes // share_bytes
             progress.add(reached - read_bytes)
             read_bytes = reached
-        mx.clear_cache()  # the next layer may be of other sizes
+        mx.clear_cache()  # the next layer may need buffers of other sizes
     mx.eval(module.state)
 
 
 def _layers(module: Module) -> list[Parameters]:
-    """Returns the parameters by layer, the largest first. A parameter outside of all layers counts as one."""
+    """Returns the parameters by layer, the largest layer first. A parameter outside of all layers counts as a layer."""
     layers: dict[str, Parameters] = {}
     for name, array in parameters_of(module).items():
         match = _LAYER.match(name)

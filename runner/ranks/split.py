@@ -1,8 +1,8 @@
-"""Tries on placeholders whether the `shard` of an mlx-lm module can split a model over several processes.
+"""A trial on placeholders: finds whether an mlx-lm module's `shard` can split a model over several processes.
 
-mlx-lm mostly does not ask whether the number of ranks divides heads and widths: it fails in its first forward, or
-computes with heads of another width. So a copy of the module is split as each end of the group would, and a prompt and
-a token are built on it, but never evaluated. MLX checks shapes while it builds.
+mlx-lm mostly does not check that the number of ranks divides heads and widths: then the first forward fails, or heads
+get another width. So a copy of the module is split as for the first rank, and another as for the last. The graphs of
+a prompt and of a token are built on each, but never evaluated: MLX checks shapes while it builds a graph.
 """
 
 import copy
@@ -25,33 +25,33 @@ from runner.model.weights.quantized_layers import GloballyScaledLinear, Globally
 log = Log(__name__)
 
 USUAL_RANKS = (2, 3, 4, 6, 8)
-"""The numbers of ranks that messages name."""
+"""The numbers of ranks that messages suggest."""
 
 _UNCUT: dict[type[Module], str] = {
     GloballyScaledLinear: "weights with a global scale",
     GloballyScaledSwitchLinear: "weights with a global scale",
     QQLinear: "layers that quantize their inputs",
 }
-"""Layers that `shard` would cut as ordinary ones."""
+"""Layers that `shard` would wrongly cut like ordinary ones, with their names for messages."""
 _COUNTS = {
     "num_attention_heads": "attention head",
     "linear_num_key_heads": "linear attention key head",
     "num_key_value_heads": "key head",
     "num_attention_groups": "key head",
 }
-"""Field of config.json -> what it counts. Some modules repeat key heads, so other faults come first."""
+"""The noun for what each field of config.json counts. Key heads come last, because some modules repeat them."""
 _TOKENS = ((0, 1, 2, 3), (4,))
-"""A prompt and a token: modules have a way for each."""
+"""The tokens of the forwards: a prompt and a single token, because modules treat them differently."""
 _HEADS_AXIS = 1
 
 Shapes = list[tuple[int, ...]]
 
 
 def split_fault(opened: OpenedModel, ranks: int, whole: Module | None = None) -> str:
-    """Returns the reason why a model cannot be split over `ranks` processes, with the numbers; empty if it can. Needs
-    no group and reads no weights.
+    """Returns the reason why a model cannot be split over `ranks` processes, with the numbers. Empty if it can be
+    split. Needs no group and reads no weights.
 
-    `whole` is the module made of placeholders, if there is one already (`assembly.rehearse`); it is not changed. Raises
+    `whole` is the module made of placeholders, if it exists already (`assembly.rehearse`); it is not changed. Raises
     ModelError if the model could not be loaded at all.
     """
     trial = _Trial(opened, whole or rehearse(opened)[0])
@@ -61,20 +61,20 @@ def split_fault(opened: OpenedModel, ranks: int, whole: Module | None = None) ->
 
 
 def possible_ranks(opened: OpenedModel, whole: Module | None = None) -> list[int]:
-    """Returns those of `USUAL_RANKS` over which the model can be split. The arguments are those of `split_fault`."""
+    """Returns the numbers in `USUAL_RANKS` over which the model can be split. Arguments: as for `split_fault`."""
     trial = _Trial(opened, whole or rehearse(opened)[0])
     return [ranks for ranks in USUAL_RANKS if not trial.fault_of(ranks)]
 
 
 def part_of(whole: Module, ranks: int, rank: int) -> Module:
-    """Returns the part of one rank, made of placeholders as `whole` is. Raises whatever `shard` does."""
+    """Returns the part of `rank`, made of placeholders as `whole` is. Raises the errors of `shard`."""
     part = copy.deepcopy(whole)
     part.shard(cast("mx.distributed.Group", _NoGroup(ranks, rank)))
     return part
 
 
 class _NoGroup:
-    """The part of a group that `shard` uses."""
+    """The methods of a group that `shard` calls."""
 
     def __init__(self, size: int, rank: int) -> None:
         self._size = size
@@ -88,7 +88,7 @@ class _NoGroup:
 
 
 class _Trial:
-    """Tries numbers of ranks on copies of one module."""
+    """A trial of several numbers of ranks on copies of one module."""
 
     def __init__(self, opened: OpenedModel, whole: Module) -> None:
         self._opened = opened
@@ -102,11 +102,11 @@ class _Trial:
         if not self._fault:
             try:
                 self._scores, self._states = shapes_of(whole)
-            except Exception as error:  # of any type, as below; serving reports it as a fault of the model
+            except Exception as error:  # of any type; serving reports it as a fault of the model
                 self._fault = f"{self._name}, whose forward fails ({_words(error)}),"
 
     def fault_of(self, ranks: int) -> str:
-        """Returns the reason why the module cannot be split over these ranks; empty if it can."""
+        """Returns the reason why the module cannot be split over `ranks` ranks. Empty if it can be split."""
         if self._fault:
             return f"{self._fault} cannot be split over several ranks"
         try:
@@ -114,7 +114,7 @@ class _Trial:
                 scores, states = shapes_of(part_of(self._whole, ranks, rank), ranks)
                 if scores != self._scores or not _are_parts(self._states, states):
                     return self._reason(ranks, "its heads would become wider")
-        except Exception as error:  # of any type: a division by zero, an assertion, a shape
+        except Exception as error:  # of any type: a division by zero, an assertion, a wrong shape
             return self._reason(ranks, _words(error))
         return ""
 
@@ -130,9 +130,9 @@ class _Trial:
 
 @contextmanager
 def _no_communication(ranks: int) -> Iterator[None]:
-    """Inside the block, collectives answer at once with an array of the right shape.
+    """A block in which collectives return immediately, with an array of the right shape.
 
-    Owner: the thread that owns MLX, on which nothing else runs meanwhile.
+    Owner: the thread that owns MLX, on which no other computation runs meanwhile.
     """
 
     def all_sum(x: mx.array, **_: object) -> mx.array:
@@ -151,7 +151,7 @@ def _no_communication(ranks: int) -> Iterator[None]:
 
 
 def shapes_of(module: Module, ranks: int = 1) -> tuple[Shapes, Shapes]:
-    """Returns the shapes of the scores and of all state that two forwards of a rank leave, which nothing evaluates."""
+    """Returns the shapes of the scores of two forwards of a rank, and of all state after them. Evaluates nothing."""
     layers = cast("list[Any]", LoadedModel(module).make_layers())
     with _no_communication(ranks):
         scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
@@ -160,7 +160,7 @@ def shapes_of(module: Module, ranks: int = 1) -> tuple[Shapes, Shapes]:
 
 
 def _are_parts(wholes: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]) -> bool:
-    """Returns True if each part is its whole, or has fewer heads or channels. Heads must be as wide as before."""
+    """Returns True if each part equals its whole, or has fewer heads or channels, with heads of the same width."""
     return len(wholes) == len(parts) and all(_is_part(*pair) for pair in zip(wholes, parts, strict=True))
 
 

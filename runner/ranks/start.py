@@ -1,4 +1,4 @@
-"""The leader: starts followers, checks that all ranks are alike, joins them, and ends them all if one of them fails."""
+"""The leader: starts the followers, checks that all ranks are alike, joins them, and ends all if one fails."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ class LocalFollower(Peer):
     """A follower on this machine."""
 
     def __init__(self, rank: int, settings: Settings) -> None:
-        """Starts the process."""
+        """Starts the follower's process."""
         ours, theirs = socket.socketpair()
         with theirs:
             environ = os.environ | visible_device(rank)
@@ -46,11 +46,11 @@ class LocalFollower(Peer):
         super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
 
     def end(self, patience_s: float = BEAT_S) -> str:
-        """Ends the process if it does not end by itself. Returns how it ended. It writes nothing afterwards."""
+        """Waits `patience_s` seconds for the end of the process, then kills it. Returns in words how it ended."""
         with suppress(TimeoutExpired):
             return how_it_ended(self.process.wait(patience_s))
         self.process.kill()
-        with suppress(TimeoutExpired):  # it may be within a call of a driver
+        with suppress(TimeoutExpired):  # the process may be in a call of a driver
             self.process.wait(BEAT_S)
         return "its connection was closed"
 
@@ -59,7 +59,7 @@ class RemoteFollower(Peer):
     """A follower on another machine, which the service there (`mlx-runner follow`) has started."""
 
     def __init__(self, rank: int, address: str, secret: bytes) -> None:
-        """Connects. Raises RankError if there is no such service, or if it will not follow."""
+        """Connects to the service. Raises RankError if no service answers, or if it refuses to follow."""
         name = f"rank {rank} ({address})"
         try:
             connection = _connect(parse_address(address))
@@ -68,8 +68,8 @@ class RemoteFollower(Peer):
             raise RankError(f"{name}: {error}") from error
         super().__init__(name, Link(connection))
 
-    def end(self, patience_s: float = 0.0) -> str:  # noqa: ARG002 - as of a process here
-        """Returns where to read how it ended. It ends by itself when the connection does."""
+    def end(self, patience_s: float = 0.0) -> str:  # noqa: ARG002 - as for a local follower
+        """Returns a hint at the log that tells how the follower ended. The follower ends with the connection."""
         return "the log of `mlx-runner follow` there says why"
 
 
@@ -77,8 +77,8 @@ FollowerPeer = LocalFollower | RemoteFollower
 
 
 def start_followers(settings: Settings) -> list[FollowerPeer]:
-    """Returns all followers, of rank 1 and up. Raises RankError for one that cannot be reached, and RunnerError for a
-    file of the secret that cannot be used."""
+    """Returns all followers, from rank 1 on. Raises RankError for a follower that cannot be reached, and RunnerError
+    for a file of the secret that cannot be used."""
     if not settings.followers:
         return [LocalFollower(rank, settings) for rank in range(1, settings.ranks)]
     assert settings.secret_file is not None
@@ -87,7 +87,7 @@ def start_followers(settings: Settings) -> list[FollowerPeer]:
 
 
 def visible_device(rank: int) -> dict[str, str]:
-    """Returns the variable that gives a rank a GPU of its own, on a machine with GPUs of NVIDIA's; else nothing."""
+    """Returns the variable that gives a rank its own GPU, on a machine with NVIDIA GPUs; else an empty dict."""
     if not Path("/dev/nvidiactl").exists():
         return {}
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -116,17 +116,17 @@ def _connect(address: Address) -> socket.socket:
 Answer = TypeVar("Answer")
 
 _HERE_S = 60.0
-"""A follower on this machine imports MLX first, which takes long on a busy one."""
+"""The longest wait for a follower's first answer. A follower imports MLX first, which takes long on a busy machine."""
 _CAUSE_S, _MOMENT_S = 2.0, 0.1
 
 
 class Leader:
-    """Rank 0. Owner: the engine thread."""
+    """Rank 0, which leads the other ranks. Owner: the engine thread."""
 
     group: "mx.distributed.Group"
 
     def __init__(self, settings: Settings) -> None:
-        """Starts the followers, or reaches them. Raises RankError for one that cannot be reached."""
+        """Starts local followers, or connects to remote ones. Raises RankError for one that cannot be reached."""
         os.environ |= visible_device(0)
         self.tape: Recorder | None = None
         self.followers = start_followers(settings)
@@ -141,7 +141,7 @@ class Leader:
         return [follower.link for follower in self.followers]
 
     def join(self, settings: Settings, model: OpenedModel) -> None:
-        """Joins all ranks. Raises RankError if one of them does not come, or differs from this one."""
+        """Joins all ranks. Raises RankError if a follower does not answer, or differs from the leader."""
         from runner.ranks import group
 
         self._backend = backend = group.backend()
@@ -149,7 +149,7 @@ class Leader:
         for rank, follower in enumerate(self.followers, start=1):
             join = Join(rank, settings.ranks, settings.ranks_here, backend, header)
             self._ask(follower, partial(Link.send, kind=FrameKind.JOIN, message=join))
-        addresses = [group.free_address(self.followers[-1].link.host)]  # for the last rank, which closes the ring
+        addresses = [group.free_address(self.followers[-1].link.host)]  # as the last rank reaches it: a ring
         for follower in self.followers:
             here = self._ask(follower, lambda link: link.expect(FrameKind.HERE, Here, _HERE_S))
             addresses.append(here.address)
@@ -170,7 +170,7 @@ class Leader:
         from runner.ranks.group import agreement
 
         if self.tape is not None:
-            self.tape.flush()  # followers need it to come to the same place
+            self.tape.flush()  # followers need its entries to reach this call
         return agreement(token, self.group)
 
     def least_budget(self, budget_bytes: int) -> int:
@@ -192,9 +192,9 @@ class Leader:
     def await_cause(self, error: BaseException) -> None:
         own = isinstance(error, RankError | ModelError) and not isinstance(error, ComputeError)
         if not own and not logs.lacks_memory(error) and self._ending.wait(_CAUSE_S):
-            Event().wait()  # for the watch to end the process
+            Event().wait()  # waits until the watch ends the process
         self._closing = True
-        for each in self.followers:  # else each reports that its leader has ended, after the leader's own line
+        for each in self.followers:  # else each would log the leader's end after its last line
             each.end(0.0)
 
     def fail(self, error: Exception) -> NoReturn:
@@ -202,7 +202,7 @@ class Leader:
         raise RankError(f"rank 0: {logs.exception_line(error)}") from error
 
     def _ask(self, follower: FollowerPeer, act: Callable[[Link], Answer]) -> Answer:
-        """Returns the result of `act`. Turns its errors into RankError, with the name of the rank."""
+        """Returns the result of `act` on the follower's link. Turns errors into RankError, with the follower's name."""
         try:
             return act(follower.link)
         except LinkClosedError:
@@ -215,13 +215,13 @@ class Leader:
             self._loaded.put(decode_body(body, Loaded))
 
     def _gone(self, peer: Peer, why: RunnerError | None) -> NoReturn:
-        """Ends all ranks. Runs on the thread of the watch."""
+        """Ends all ranks after the loss of `peer`. Runs on the thread of the watch."""
         if self._closing:
-            Event().wait()  # for the engine to end the process
+            Event().wait()  # waits until the engine ends the process
         self._ending.set()
         ends = {each.name: each.end(BEAT_S if each is peer else _MOMENT_S) for each in self.followers}
         killed = [name for name, end in ends.items() if end.startswith("killed")]
-        if killed and peer.name not in killed:  # the end of that one is the cause of what this one reports
+        if killed and peer.name not in killed:  # the killed process is the cause
             name, why = killed[0], None
         else:
             name = peer.name
@@ -237,8 +237,7 @@ class Leader:
 
 
 def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> RankWorld:
-    """Starts the followers and joins them. Returns the leader's world. Raises RankError if the ranks
-    cannot begin."""
+    """Starts the followers and joins them. Returns the leader's world. Raises RankError if the ranks cannot begin."""
     from runner.ranks.split import split_fault
 
     if fault := split_fault(model, settings.ranks):

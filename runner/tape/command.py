@@ -1,4 +1,4 @@
-"""`mlx-runner replay`: computes a recording again, and compares."""
+"""The command `mlx-runner replay`: computes a recording again, and compares the results."""
 
 import sys
 from typing import NoReturn
@@ -16,7 +16,7 @@ log = Log(__name__)
 
 
 def replay(settings: ReplaySettings) -> NoReturn:
-    """Replays the file and ends the process: status 0 if all is equal, else 1. Raises RunnerError for a file that
+    """Replays the file and ends the process: status 0 if all results are equal, else 1. Raises RunnerError if the file
     cannot be read or replayed here, and ModelError if its model cannot be loaded."""
     reader = TapeReader(settings.file)
     recorded = reader.settings

@@ -1,8 +1,8 @@
-"""The file of a tape: a header, which says what can replay it, and frames of entries.
+"""The file of a tape: a header, which names what a replay needs, and frames of entries.
 
-Each frame has its length and two checksums that cover all frames before it: one with the length, one with the body. A
-frame is one write, so a process that is killed leaves whole frames. Only the end of a file can be missing: a frame that
-is not whole, though its length is right. Everything else that does not match its checksum was changed.
+Each frame has a length and two checksums: one over all earlier frames and the length, one also over the body. A frame
+is written by one write, so a killed process leaves whole frames. If the last frame is not whole but its length is
+right, the end of the file is missing. If any other data does not match its checksum, the file was changed.
 """
 
 import importlib.metadata
@@ -27,17 +27,17 @@ from runner.tape.tape import Entry, decode_entries
 log = Log(__name__)
 
 VERSION = 3
-"""Of headers and entries."""
+"""The version of the format of headers and entries."""
 DECIDING = (
     *("context_tokens", "dtype", "cache", "cache_memory", "memory", "kv_bits", "parallel", "max_gap_s"),
     *("draft", "draft_tokens", "prefill_chunk_tokens", "blas", "kernels", "blas_threads", "no_media"),
     "unproven_models",
 )
-"""The settings that change the computation."""
+"""The settings that change what is computed."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The versions, weights and libraries that must be equal where a tape is replayed."""
+    """The versions, weights and libraries that must be equal in a recording and in its replay."""
 
     format: int
     runner: str
@@ -45,20 +45,20 @@ class Identity(msgspec.Struct, frozen=True):
     mlx_lm: str
     llguidance: str
     weights: str
-    """A digest of headers, texts and samples of the weights."""
+    """A digest of the model's text files and of the headers and samples of its weights."""
     device: str
     blas: str
     kernels: str
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first frame of a tape."""
+    """The header of a tape: its first frame."""
 
     model: str
-    """The name or the directory that `--model` named."""
+    """The value of `--model`: a name or a directory."""
     identity: Identity
     settings: dict[str, object] = {}
-    """The values of DECIDING. Headers of earlier versions have none."""
+    """The values of the settings in DECIDING. Headers of earlier versions are without them."""
 
 
 def header_of(settings: Settings, model: OpenedModel) -> Header:
@@ -68,8 +68,8 @@ def header_of(settings: Settings, model: OpenedModel) -> Header:
 
 
 def settings_of(header: Header) -> Settings:
-    """Returns settings in which only DECIDING and `model` mean anything. Raises ValueError for a value that its flag
-    cannot have: a file may come from anybody."""
+    """Returns the settings of a recording; only `model` and the fields in DECIDING mean anything. Raises ValueError for
+    a value that the flag does not allow: anybody may have written the file."""
     others = {"model": header.model, "models_dir": Path(), "port": 0, "log_level": 0, "watch_parent": False}
     chosen = {name: value for name, value in header.settings.items() if name in DECIDING}
     try:
@@ -91,7 +91,7 @@ def _can_be_chosen(name: str, value: object) -> bool:
             return True
         case Bound(nbytes, percent):
             return 0 <= (nbytes or 0) < 1 << 62 and 0 <= (percent or 0.0) <= 100
-        case float():  # the flag is in milliseconds
+        case float():  # in seconds; the flag is in milliseconds
             return flag.least <= value * 1000 <= flag.most
         case int() if not flag.choices:
             return flag.least <= value <= flag.most
@@ -99,7 +99,7 @@ def _can_be_chosen(name: str, value: object) -> bool:
 
 
 def check_recordable(settings: Settings, model: OpenedModel) -> None:
-    """Raises UsageError for what cannot be recorded."""
+    """Raises UsageError if an engine with these settings and this model cannot be recorded."""
     if settings.disk_cache is not None:
         raise UsageError("--record does not record what comes from a disk: leave out --disk-cache")
     if model.family.is_encoder:
@@ -110,13 +110,13 @@ def check_recordable(settings: Settings, model: OpenedModel) -> None:
 
 
 def check_blas(choice: str) -> None:
-    """Raises UsageError for a library by its path: a file must not say which code is loaded."""
+    """Raises UsageError if `choice` is the path of a library: a file must not decide which code is loaded."""
     if choice not in ("auto", "off"):
         raise UsageError(f"--blas {choice} can be neither recorded nor replayed: use auto or off")
 
 
 def check_identity(header: Header, settings: Settings, model: OpenedModel) -> None:
-    """Raises RunnerError, with both values, for the first thing that differs here from where the tape was recorded."""
+    """Raises RunnerError for the first difference between the recording and this process, with both values."""
     for what, recorded, found in differences(header, settings, model):
         raise _differs(what, recorded, found)
 
@@ -126,7 +126,7 @@ def _differs(what: str, recorded: object, found: object) -> RunnerError:
 
 
 def differences(header: Header, settings: Settings, model: OpenedModel) -> Iterator[tuple[str, object, object]]:
-    """Yields each difference between the tape's origin and this process: its name, its value there, and here."""
+    """Yields each difference between recording and process: the name, the recorded value, and the value here."""
     here = _identity(settings, model)
     for name in Identity.__struct_fields__:
         there, found = getattr(header.identity, name), getattr(here, name)
@@ -135,7 +135,7 @@ def differences(header: Header, settings: Settings, model: OpenedModel) -> Itera
 
 
 def _identity(settings: Settings, model: OpenedModel) -> Identity:
-    from runner.device import device  # imports MLX, after the BLAS that it is to use
+    from runner.device import device  # imports MLX, which must come after the BLAS is loaded
 
     version = importlib.metadata.version
     return Identity(
@@ -156,14 +156,13 @@ _TEXTS = (
     *("special_tokens_map.json", "added_tokens.json"),
 )
 _WHOLE_BYTES = 1 << 20
-"""A smaller file counts as a whole."""
+"""Of a smaller file, all bytes are in the digest."""
 _SAMPLES, _SAMPLE_BYTES = 64, 1024
 _MOST_HEADER_BYTES = 100_000_000
 
 
 def _digest(model: OpenedModel) -> str:
-    """Returns a digest of the texts, of the headers of the weights, and of samples of them: the same wherever the files
-    lie, and read in a moment."""
+    """Returns a digest of the model's text files, and of headers and samples of its weights, wherever they lie."""
     digest = blake2b(digest_size=16)
     for name in _TEXTS:
         digest.update(model.file(name) or b"")
@@ -184,7 +183,7 @@ def _digest(model: OpenedModel) -> str:
 
 
 _MAGIC = b"mlx-runner tape"
-_FORM = b"2"  # of the frames
+_FORM = b"2"  # the version of the format of frames
 _HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 _MOST_FRAME_BYTES = 1 << 30
@@ -192,11 +191,10 @@ _MOST_NAMES = 1000
 
 
 class TapeFile:
-    """A new file, which only its owner may read. Owner: the engine thread."""
+    """A new file of a tape, which only its owner may read. Owner: the engine thread."""
 
     def __init__(self, path: Path, header: Header) -> None:
-        """Creates the file; if there is one, beside it, with a number after the name. Raises UsageError if it cannot
-        be written."""
+        """Creates the file: if `path` exists, one with a number after the name. Raises UsageError if that fails."""
         try:
             self.path, self._file = _create(path)
         except OSError as error:
@@ -207,7 +205,7 @@ class TapeFile:
         self._put(_MAGIC + _FORM + self._frame(msgspec.msgpack.encode(header)))
 
     def write(self, entries: list[Entry]) -> None:
-        """Writes a frame. The recording ends with the first one that cannot be written; the engine goes on."""
+        """Writes a frame. If a frame cannot be written, the recording ends and the engine continues."""
         if self._open:
             self._put(self._frame(msgspec.msgpack.encode(entries)))
 
@@ -229,8 +227,8 @@ class TapeFile:
 
 
 def _create(path: Path) -> tuple[Path, int]:
-    """Creates a file that does not exist yet. Never overwrites one: it may be what the last process left. Raises
-    OSError beside a device, a directory or a pipe, in whose place nobody expects a file."""
+    """Creates a file that does not exist yet: an existing one may be the recording of the last process. Raises OSError
+    if `path` is a device, a directory or a pipe, beside which nobody expects a file."""
     if path.exists() and not path.is_file():
         raise FileExistsError("this is not a file")
     for number in range(1, _MOST_NAMES):
@@ -241,14 +239,14 @@ def _create(path: Path) -> tuple[Path, int]:
 
 
 class TapeReader:
-    """A file that was recorded."""
+    """The reader of a recording."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header, and checks all frames. Raises RunnerError if this is not a tape, or was changed, or asks
-        for code."""
+        """Reads the header, and checks all frames. Raises RunnerError if the file is no recording, was changed, or
+        names a library to load."""
         self._path = path
         self.missing_at: int | None = None
-        """Where the frame begins whose end is missing; None if the last one is whole."""
+        """The byte at which an incomplete last frame begins; None if the last frame is complete."""
         try:
             with path.open("rb") as file:
                 if file.read(len(_MAGIC)) != _MAGIC:
@@ -262,7 +260,7 @@ class TapeReader:
             if self.header.identity.format != VERSION:
                 raise _differs("format", self.header.identity.format, VERSION)
             self.settings = settings_of(self.header)
-            """Those of DECIDING count."""
+            """The recorded settings; only `model` and the fields in DECIDING mean anything."""
             check_blas(self.settings.blas)
         except OSError as error:
             raise RunnerError(f"{path}: {(error.strerror or str(error)).lower()}") from error
@@ -272,7 +270,7 @@ class TapeReader:
             raise RunnerError(f"{path}: the header of the recording is unreadable: {error}") from None
 
     def entries(self) -> Iterator[Entry]:
-        """Yields the entries after the header. Raises RunnerError if one cannot be decoded."""
+        """Yields the entries after the header. Raises RunnerError for an entry that cannot be decoded."""
         frames = self._frames()
         next(frames)
         for frame in frames:
@@ -282,7 +280,7 @@ class TapeReader:
                 raise RunnerError(f"{self._path}: unreadable: {error}") from None
 
     def _frames(self) -> Iterator[bytes]:
-        """Yields the whole frames. Raises RunnerError for one that was changed."""
+        """Yields the complete frames. Raises RunnerError for a changed frame."""
         crc, at = 0, len(_MAGIC + _FORM)
         with self._path.open("rb") as file:
             file.seek(at)

@@ -1,7 +1,7 @@
 """Requests on a tape, and the recording of an engine.
 
-What a client does to its request happens at any time, on another thread. So the engine gets a copy, which takes over
-what happened to the client's when a slice begins, and only then.
+A client may change its request at any time, on another thread. So the engine gets a copy of the request. The copy takes
+over the client's changes only when a slice begins.
 """
 
 import os
@@ -34,45 +34,45 @@ _Stops = Annotated[list[str], msgspec.Meta(max_length=1 << 16)]
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True):
-    """A request that left the mailbox."""
+    """A request that has left the mailbox."""
 
     number: int
     prompt: _Tokens
     max_tokens: int
     sampling: SamplingOptions
-    """With the seed that was drawn."""
+    """The sampling options, with the seed that was drawn."""
     stops: _Stops
     metered: bool
     most_drafts: int | None
     format: bytes
-    """As JSON; empty for none. For people: what the grammar says stands on the tape."""
+    """The format as JSON; empty for none. It is for people: a replay takes the grammar's states from the tape."""
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar that is compiled, or was refused."""
+    """A grammar that was compiled or refused."""
 
     number: int
     error: str
-    """Empty if there is none."""
+    """The text of the refusal; empty for a compiled grammar."""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What happened outside between two slices."""
+    """The outside events between two slices."""
 
     arrived: list[Arrived] = []
     left: list[int] = []
-    """The numbers of requests whose clients are gone."""
+    """The numbers of the requests whose clients have left."""
     compiled: list[Compiled] = []
 
 
 class TapedOutbox(Outbox):
-    """An outbox that notes the events for clients. Owner: the engine thread."""
+    """An outbox that also notes the events on a tape. Owner: the engine thread."""
 
     def __init__(self, outbox: Outbox, tape: Tape) -> None:
         self._outbox = outbox
         self._tape = tape
         self.numbers: WeakKeyDictionary[EventStream, int] = WeakKeyDictionary()
-        """The number of the request that each stream belongs to."""
+        """The number of each stream's request."""
 
     def put(self, stream: EventStream, event: Event) -> None:
         self._tape.check(EntryKind.EVENT, [self.numbers[stream], *what_clients_read(event)])
@@ -99,14 +99,14 @@ def what_clients_read(event: Event) -> list[Value]:
 
 
 class TapedRequests:
-    """The requests that the engine has. Owner: the engine thread."""
+    """The engine's own copies of requests. Owner: the engine thread."""
 
     def __init__(self, outbox: Outbox, tape: Tape, vocab_size: int = 0) -> None:
-        """`vocab_size` is that of the model, where the tape is read."""
+        """`vocab_size` is the size of the model's vocabulary; a replay needs it to check tokens."""
         self.outbox = TapedOutbox(outbox, tape)
-        """The outbox for the engine."""
+        """The outbox that the engine uses."""
         self.count = 0
-        """The number of requests so far."""
+        """The number of requests that have arrived so far."""
         self._vocab_size = vocab_size
         self._states = TapedStates(tape)
         self._here: dict[int, Request] = {}
@@ -118,8 +118,8 @@ class TapedRequests:
         grammar_of: Callable[[int], Grammar],
         clients: Mapping[int, Request] | None = None,
     ) -> None:
-        """Applies a turn to the requests. `add` queues one. By their numbers, `grammar_of` returns a compiled grammar,
-        and `clients` are the requests that clients know; a replay has none."""
+        """Applies a turn to the requests. `add` queues a request. `grammar_of` returns the compiled grammar of a
+        request's number. `clients` are the requests that clients hold, by number; a replay has none."""
         for arrived in turn.arrived:
             request = self._request(arrived, (clients or {}).get(arrived.number))
             self.count += 1
@@ -167,10 +167,10 @@ class Recording(Turns):
         self._requests = TapedRequests(outbox, tape)
         self.outbox = self._requests.outbox
         self._arrived: list[Request] = []
-        self._clients: dict[int, Request] = {}  # as their clients know them; their flags change on any thread
+        self._clients: dict[int, Request] = {}  # the clients' own requests, whose flags any thread may change
         self._compiling: dict[int, Future[Grammar]] = {}
 
-    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:  # noqa: ARG002 - `begin_slice` has it
+    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:  # noqa: ARG002 - `begin_slice` gets it too
         return self._arrived.append
 
     def begin_slice(self, add: Callable[[Request], None]) -> None:
@@ -208,7 +208,7 @@ class Recording(Turns):
 
 
 def described(request: Request) -> Arrived:
-    """Returns the entry of a request on a tape."""
+    """Returns the tape's entry for a request."""
     seed = request.sampling.seed
     if seed is None or seed < 0:
         seed = int.from_bytes(os.urandom(8), "little")
@@ -225,7 +225,7 @@ def described(request: Request) -> Arrived:
 
 
 def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
-    """Returns the grammar or the error; None if its client is leaving."""
+    """Returns the grammar or the text of its error; None if the client is leaving."""
     if compiling.cancelled():
         return None
     error = compiling.exception()
@@ -235,8 +235,8 @@ def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
 
 
 def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> TapedWorld:
-    """Creates the file, and returns the world on it. Raises UsageError if it cannot be written, or if
-    these settings cannot be recorded."""
+    """Creates the file, and returns the world that notes its values in the file. Raises UsageError if the file cannot
+    be written, or if these settings cannot be recorded."""
     assert settings.record is not None
     check_recordable(settings, model)
     file = TapeFile(settings.record, header_of(settings, model))

@@ -1,4 +1,4 @@
-"""Replays a tape: runs the slices of an engine again. Each must produce the recorded results."""
+"""Replays a tape: runs the slices of an engine again. Each slice must produce the recorded results."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,26 +31,26 @@ class Replayed(NamedTuple):
     requests: int
     slices: int
     difference: str
-    """The first difference, with its slice and both values; empty if everything was equal."""
+    """The first difference, with the number of its slice and both values; empty if all results were equal."""
 
 
 class Replay:
     """Runs slices from a tape. Owner: the thread that owns MLX."""
 
     def __init__(self, player: Player, vocab_size: int) -> None:
-        """The model has `vocab_size` tokens."""
+        """`vocab_size` is the number of tokens in the model's vocabulary."""
         self.tape = player
         outbox = Outbox(asyncio.new_event_loop(), lambda deliver: deliver())
         self._vocab_size = vocab_size
         self._requests = TapedRequests(outbox, player, vocab_size)
         self.turns = Turns(self._requests.outbox)
-        """The turns of the engine's world, of which only the outbox is used."""
+        """The turns of the engine's world. Only the outbox is used."""
 
     def run(
         self, scheduler: Scheduler, grammar: Callable[[int], Grammar], report: Callable[[int, int], None]
     ) -> Replayed:
-        """Runs all slices. `grammar` is `replayed` of the port `Formats`. Calls `report` with the numbers of requests
-        and slices, now and then."""
+        """Runs all slices. `grammar` is the method `replayed` of the port `Formats`. Calls `report` now and then with
+        the numbers of requests and slices so far."""
         difference = ""
         try:
             while True:
@@ -64,7 +64,7 @@ class Replay:
         return Replayed(self._requests.count, self.tape.slices, difference)
 
     def _run_slice(self, scheduler: Scheduler, grammar_of: Callable[[int], Grammar]) -> None:
-        """Does what `Engine._step` does."""
+        """Does the same as `Engine._step`, with the turn from the tape."""
         turn = self.tape.next_turn()
         if isinstance(turn, bytes):
             try:
@@ -72,15 +72,15 @@ class Replay:
             except msgspec.DecodeError as error:
                 raise RunnerError(f"unreadable: {error}") from None
         scheduler.compute_slice()
-        _ = scheduler.idle  # the engine asks, and a mask may come meanwhile
+        _ = scheduler.idle  # as in `Engine._step`: this call may receive a mask
         self.turns.outbox.send()
 
 
 def replay_tape(
     reader: TapeReader, settings: Settings, model: OpenedModel, tokenizer: Tokenizer, report: Callable[[int, int], None]
 ) -> Replayed:
-    """Loads the model, and replays a tape of it on this thread, which owns MLX from then on. Raises ModelError if the
-    model cannot be loaded, and RunnerError if the tape cannot be read."""
+    """Loads the model, and replays a tape on this thread, which owns MLX from then on. Raises ModelError if the model
+    cannot be loaded, and RunnerError if the tape cannot be read."""
     player = Player(reader.entries())
     taped = Replay(player, model.vocab_size or tokenizer.vocab_size)
     opening: Future[Tokenizer] = Future()

@@ -1,4 +1,4 @@
-"""A tape: entries of several kinds, which a `Recorder` writes and a `Player` reads. Owner: the engine thread."""
+"""A tape: a sequence of entries, which a `Recorder` writes and a `Player` reads. Owner: the engine thread."""
 
 from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
@@ -7,43 +7,43 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 
 Value = None | bool | int | float | str | bytes | list["Value"]
-"""A value that can stand on a tape."""
+"""A value that a tape can hold."""
 Read = TypeVar("Read", bound=Value)
 
 
 class EntryKind(IntEnum):
-    """The kinds of entry. A number keeps its meaning as long as the version of the format stays."""
+    """The kinds of entry. Each number keeps its meaning within one version of the format."""
 
     TURN = 0
-    """What happened outside before a slice: a `Turn`, or nothing."""
+    """The outside events before a slice: a `Turn`, or None for no events."""
     SECONDS = 2
-    """The time that a slice or a step took, or a clock."""
+    """The time of a slice or a step, or a clock's reading."""
     ACTIVE = 3
     """The bytes that MLX has in use."""
     PEAK = 4
-    """The most bytes that it had."""
+    """The most bytes that MLX had in use."""
     GRAMMAR_BYTES = 5
-    """The bytes that grammars take."""
+    """The bytes that other processes take, such as those that compile grammars."""
     MACHINE = 6
-    """The bytes of the memory, of the budget, or of what may be kept for reuse."""
+    """The bytes of the machine's memory, of the budget, or of what MLX may keep for reuse."""
     FAULT = 7
-    """The exception that a computation raised, type and text, or nothing."""
+    """The exception that a computation raised, as type and text, or None."""
     GRAMMAR = 8
-    """Why a grammar could not be followed, or nothing."""
+    """The state at the beginning of a grammar, the text of an error, or None."""
     STATE = 9
-    """The next state of a grammar, or nothing if it is late."""
+    """The next state of a grammar, or None if the state is late."""
     TOKENS = 10
-    """The number of a request, and its next tokens."""
+    """The number of a request, and the next tokens of its answer."""
     EVENT = 11
     """The number of a request, and an event for its client."""
     ENDED = 12
-    """The number of a request, its outcome, and its counts."""
+    """The number of a request, with the outcome and the counts at its end."""
     FORWARD = 13
-    """Between ranks: the shape of the tokens of a forward, and the position that it begins at."""
+    """For ranks: the shape of a forward's tokens, and the position at which the forward begins."""
 
     @property
     def label(self) -> str:
-        """The kind in words."""
+        """The name of the kind, in words."""
         return self.name.lower().replace("_", " ")
 
 
@@ -53,34 +53,33 @@ _value_decoder = msgspec.msgpack.Decoder()
 
 
 def decode_entries(data: bytes) -> list[Entry]:
-    """Returns entries that msgspec has encoded as MessagePack. Raises ValueError for anything else."""
+    """Returns the entries that msgspec has encoded as MessagePack. Raises ValueError if `data` is anything else."""
     return [(EntryKind(kind), _value_decoder.decode(value)) for kind, value in _entries_decoder.decode(data)]
 
 
 class Tape(Protocol):
-    """The values that an engine reads and computes: noted as they come, or compared with the values noted before."""
+    """The values that an engine reads and computes. A tape notes them, or compares them with values noted before."""
 
     def input(self, kind: EntryKind, read: Callable[[], Read]) -> Read:
-        """Returns a value from outside: the result of `read`, which must not raise, or in a replay the recorded
-        value."""
+        """Returns an outside value: the result of `read` or, in a replay, the recorded value. `read` must not raise."""
 
     def check(self, kind: EntryKind, value: Value) -> None:
-        """Notes a value that follows from earlier ones; in a replay, compares it with the recorded value."""
+        """Notes a value that the engine computed; in a replay, compares it with the recorded value."""
 
     def flush(self) -> None:
-        """Writes everything so far, at once. Called before every forward, which may never return."""
+        """Writes all entries noted so far. Called before every forward, since a forward may never return."""
 
 
 class Recorder:
-    """The tape of an engine that is recorded."""
+    """The tape that notes the values of an engine."""
 
     def __init__(self, write: Callable[[list[Entry]], None], without: Collection[EntryKind] = ()) -> None:
-        """Leaves out entries of the kinds in `without`."""
+        """Notes no entries of the kinds in `without`."""
         self._write = write
         self._without = without
         self._entries: list[Entry] = []
         self.on = True
-        """False between two slices: values that statistics read decide nothing."""
+        """True during a slice. Values that are read between two slices, for statistics, are not noted."""
 
     def input(self, kind: EntryKind, read: Callable[[], Read]) -> Read:
         value = read()
@@ -102,7 +101,7 @@ _MOST_SHOWN = 300
 
 
 class DiffersError(BaseException):
-    """The replay differs from the recording. A BaseException, because it ends everything, not one request."""
+    """The replay differs from the recording. This is a BaseException, because it ends the replay, not one request."""
 
 
 class TapeEnd(BaseException):
@@ -110,8 +109,8 @@ class TapeEnd(BaseException):
 
 
 class Player:
-    """The tape of an engine that is replayed. Its methods raise DiffersError if the next entry is another one than is
-    asked for, and TapeEnd if there is none."""
+    """The tape that plays back recorded values. Methods raise DiffersError if the next entry is another one than
+    expected, and TapeEnd if there is no next entry."""
 
     def __init__(
         self,
@@ -119,12 +118,12 @@ class Player:
         without: Collection[EntryKind] = (),
         sides: tuple[str, str] = ("recorded", "replayed"),
     ) -> None:
-        """The entries have none of the kinds in `without`. `sides` name the two values in a difference."""
+        """`entries` contain none of the kinds in `without`. `sides` name the two values in the text of a difference."""
         self._entries = entries
         self._without = without
         self._sides = sides
         self.slices = 0
-        """The number of slices so far, the present one included."""
+        """The number of slices so far, including the present slice."""
 
     def input(self, kind: EntryKind, read: Callable[[], Read]) -> Read:
         if kind in self._without:
@@ -139,10 +138,10 @@ class Player:
             raise self.differs(*found, f"{kind.label} {_shown(value)}")
 
     def flush(self) -> None:
-        """Does nothing."""
+        """Does nothing: a player writes nothing."""
 
     def next_turn(self) -> Value:
-        """Returns the turn that begins the next slice."""
+        """Returns the turn before the next slice."""
         found, value = self._next()
         if found is not EntryKind.TURN:
             raise self.differs(found, value, "the slice is over")
@@ -150,7 +149,7 @@ class Player:
         return value
 
     def differs(self, kind: EntryKind, recorded: Value, replayed: str) -> DiffersError:
-        """Returns the error that says both."""
+        """Returns the error that shows the recorded entry and the replayed one."""
         there, here = self._sides
         return DiffersError(f"slice {self.slices}: {there}: {kind.label} {_shown(recorded)}; {here}: {replayed}")
 

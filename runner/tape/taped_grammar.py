@@ -1,4 +1,4 @@
-"""Puts grammars on a tape: the states that their workers send are inputs."""
+"""Puts grammars on a tape: the states that grammar workers send are outside values."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -16,8 +16,8 @@ _MOST_KNOWN_BYTES = 8 << 20
 
 
 class KnownStates:
-    """The latest states on a tape, by their places: answers return to the same few, and each mask has a bit for each
-    token of the vocabulary. Writer and reader of a tape keep the same states."""
+    """The latest states on a tape, by their places. Answers return to the same few states, and each state is large: its
+    mask has a bit for each token of the vocabulary. The writer and the reader of a tape know the same states."""
 
     def __init__(self) -> None:
         self._bodies: dict[int, bytes] = {}
@@ -26,11 +26,11 @@ class KnownStates:
         self._nbytes = 0
 
     def place(self, body: bytes) -> int | bytes:
-        """Returns the value that stands for the state on the tape: its place, or the state itself if it is new."""
+        """Returns the value to write for a state: its place if it is known, else the state itself."""
         return self._places.get(body, body)
 
     def body(self, found: int | bytes) -> bytes:
-        """Returns the state for which this stands on the tape. Raises ValueError if there is none."""
+        """Returns the state for which the value `found` stands. Raises ValueError if there is none."""
         if isinstance(found, int):
             if found not in self._bodies:
                 raise ValueError(f"no state {found}")
@@ -47,7 +47,7 @@ class KnownStates:
 
 
 class TapedStates:
-    """The states that grammars send. Owner: the engine thread."""
+    """The states that grammars send, noted on a tape or played back from it. Owner: the engine thread."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -80,7 +80,7 @@ class TapedStates:
 
 
 class TapedGrammar(NamedTuple):
-    """A compiled grammar whose states stand on the tape. Owner: the engine thread."""
+    """A compiled grammar whose states go through a tape. Owner: the engine thread."""
 
     grammar: "Grammar"
     states: TapedStates
@@ -89,12 +89,12 @@ class TapedGrammar(NamedTuple):
         return self.grammar.guide(tape or self.states)
 
     def release(self) -> None:
-        """Gives the grammar back without an answer."""
+        """Frees a grammar that no answer will follow."""
         self.grammar.release()
 
 
 def _input(tape: Tape, kind: EntryKind, read: Callable[[], Value]) -> Value:
-    """Returns the value of `read`. If that raises RequestError, its text stands on the tape, and this raises it."""
+    """Returns the value of `read`. If that raises RequestError, the tape notes the text, and this raises it again."""
 
     def attempt() -> Value:
         try:

@@ -1,6 +1,6 @@
-"""Puts an engine's parts on a tape: its forward, its memory, its clock, its drafts and its generations.
+"""Sends values of an engine's parts through a tape: the forward, the memory, the clock and the generations.
 
-Each function and class takes the part itself, and behaves like it for the engine.
+Each function and class here wraps one part, and the engine uses it like that part.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, T
 
 
 class TapedWorld(World):
-    """A world whose values stand on a tape."""
+    """A world whose values go through a tape: noted there, or played back from there."""
 
     def __init__(self, tape: Tape, turns: Turns) -> None:
         super().__init__(turns)
@@ -49,12 +49,12 @@ class TapedWorld(World):
         parts.step_s = lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds)
 
     def _amount(self, amount: int) -> int:
-        """Returns an amount of memory of the machine, or of the one that was recorded."""
+        """Returns an amount of memory: this machine's or, in a replay, the recorded one."""
         return self._tape.input(EntryKind.MACHINE, lambda: amount)
 
 
 def flushed_forward(run: "Forward", tape: Tape) -> "Forward":
-    """Returns the forward `run`, before which the tape is flushed."""
+    """Returns the forward `run`. Before each call of it, the tape is flushed."""
 
     def flushed(tokens: "mx.array", layers: list[object]) -> "mx.array":
         tape.flush()
@@ -66,7 +66,8 @@ def flushed_forward(run: "Forward", tape: Tape) -> "Forward":
 
 @contextmanager
 def faults(tape: Tape) -> Iterator[None]:
-    """A block of computation whose exception stands on the tape; in a replay it is raised at the end of the block."""
+    """A block of computation whose exception is noted on the tape. In a replay, a recorded exception is raised at the
+    end of the block."""
     try:
         yield
     except Exception as error:
@@ -80,7 +81,7 @@ def faults(tape: Tape) -> Iterator[None]:
 
 
 class TapedMeter(Meter):
-    """A meter whose readings stand on the tape."""
+    """A meter whose readings go through a tape."""
 
     def __init__(self, meter: Meter, tape: Tape) -> None:
         self._meter = meter
@@ -94,7 +95,7 @@ class TapedMeter(Meter):
 
 
 class TapedPolicy(SlicePolicy):
-    """A policy that learns the times on the tape."""
+    """A policy that learns the times of slices from the tape."""
 
     def __init__(self, chunk_tokens: int, max_gap_s: float, tape: Tape) -> None:
         super().__init__(chunk_tokens, max_gap_s)
@@ -105,10 +106,10 @@ class TapedPolicy(SlicePolicy):
 
 
 class TapedGeneration(Generation):
-    """A generation that notes its tokens and its end. Owner: the engine thread."""
+    """A generation that notes its tokens and its end on a tape. Owner: the engine thread."""
 
     def __init__(self, tape: Tape, *arguments: object) -> None:
-        """The arguments are those of `Generation`."""
+        """`arguments` are those of `Generation`."""
         super().__init__(*arguments)  # type: ignore[arg-type]
         self._tape = tape
         self._ended = False
