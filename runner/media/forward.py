@@ -226,7 +226,7 @@ def _first_sliding(owner: Module) -> int | None:
 
 @contextmanager
 def _blocks(cache: object, rows: Sequence[FeatureRows]) -> Iterator[None]:
-    own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - no common class of mlx-lm's caches declares this method
+    own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - mlx-lm's caches share no class with this method
     setattr(cache, "make_mask", with_blocks(own, rows))  # noqa: B010
     try:
         yield
