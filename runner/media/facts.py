@@ -52,7 +52,7 @@ class PictureFacts(TowerFacts, frozen=True, kw_only=True):
 class SoundFacts(TowerFacts, frozen=True, kw_only=True):
     hears: bool
     tokens: float | None = None
-    """Soft tokens for a second of sound."""
+    """The number of soft tokens for a second of sound."""
 
     @property
     def text(self) -> str:

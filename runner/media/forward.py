@@ -99,7 +99,7 @@ class AngledRope(Module):
         Module.__init__(self)
         self._angles = found
 
-    def __call__(self, x: mx.array, offset: object = 0) -> mx.array:  # noqa: ARG002 - the angles contain it
+    def __call__(self, x: mx.array, offset: object = 0) -> mx.array:  # noqa: ARG002 - the angles contain the offset
         """Returns x [1, heads, L, width], rotated."""
         cosines, sines = self._angles
         half = cosines.shape[-1]
@@ -219,7 +219,7 @@ def _table_owner(module: Module) -> tuple[Module, str]:
 
 
 def _first_sliding(owner: Module) -> int | None:
-    """Returns the index of the first layer with a window, whose cache makes the masks of all such layers."""
+    """Returns the index of the first layer with a window, whose cache makes all their masks; None without one."""
     kinds = [getattr(layer, "layer_type", "") for layer in cast("list[Module]", owner.layers)]
     return kinds.index(_SLIDING) if _SLIDING in kinds else None
 

@@ -34,7 +34,7 @@ class Geometry(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """The distance from the picture's position to the next token's, where positions have three channels."""
+        """The distance from the picture's first position to that of the next token, in three channels."""
         return max(self.token_rows, self.token_columns)
 
 

@@ -49,7 +49,7 @@ _UPPER_BYTES = [level >> 8 for level in range(1 << 16)]
 MOST_SCANS = 100
 """The most scans of a progressive JPEG. Each scan passes over all pixels; encoders write about ten scans."""
 _MARKER = re.compile(rb"\xff([^\xff\0\x01\xd0-\xd8])", re.DOTALL)
-"""Matches a marker at which a decoder stops. FF 0 stands for a pixel byte; 1 and D0 to D8 are markers to pass over."""
+"""Matches a marker at which a decoder stops. FF 0 is pixel data; the markers 1 and D0 to D8 are passed over."""
 _LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0xC8}
 """The markers whose segments begin with their length."""
 
@@ -68,7 +68,7 @@ def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, 
             plain = _plain(image, alpha)
     except (MemoryError, MediaError):
         raise
-    except Exception as error:  # decoders raise any type, from KeyError to RuntimeError, in words for programmers
+    except Exception as error:  # decoders raise errors of any type, KeyError among them, in words for programmers
         raise _refusal(header.format, error) from error
     if plain.size != header.stored_size:
         raise damaged(header.format, "its pixels have another size than its header")

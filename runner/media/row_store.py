@@ -31,7 +31,7 @@ class Pictures(ABC):
     """A model's preparation of pictures: makes tokens and rows. Any thread may use it."""
 
     name: str
-    """The family's name in the digests of items."""
+    """The name of this preparation in the digests of items."""
     title: str
     """The family's name in messages that hosts show: `qwen3.5 does not support audio input`."""
     mrope: bool
@@ -60,7 +60,7 @@ class Pictures(ABC):
 
 
 class FamilyPictures(Pictures):
-    """The preparation of pictures by a family: `soft` is the id of soft tokens, `start` and `end` stand around them."""
+    """The preparation of pictures by a family: `soft` is the id of soft tokens, `start` and `end` enclose them."""
 
     def __init__(self, family: PictureFamily, start: int, soft: int, end: int, sections: Sequence[int] = ()) -> None:
         """`sections` are the numbers of frequencies that rotate by time, row and column; () if positions have one
@@ -139,8 +139,8 @@ class RowStore:
             return self._good.get(name)
 
     def rows(self, item: Item, left: Callable[[], bool]) -> "Future[MediaRows]":
-        """Returns the rows of an item, stored or newly decoded, and does not keep them. The future raises MediaError
-        for a damaged item, and once `left` returns True."""
+        """Returns the rows of an item: removes the kept rows from the store, or decodes the item. The future raises
+        MediaError for a damaged item, and once `left` returns True."""
         rows = self.drop(item)
         if rows is None:
             return self._thread.submit(self._decoded, item, left)
@@ -159,7 +159,7 @@ class RowStore:
         return self._thread.submit(self._keep, item, left)
 
     def drop(self, item: Item) -> "MediaRows | None":
-        """Removes and returns the kept rows of an item; None if there are none. Rows being decoded will not be kept."""
+        """Removes and returns the kept rows of an item; None without any. Rows still being decoded will not be kept."""
         with self._lock:
             self._wanted.discard(item.name)
             rows = self._rows.pop(item.name, None)

@@ -74,7 +74,7 @@ def decode_silence() -> None:
 
 
 def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
-    """Returns the frames from `start` to `stop`: the mean of the channels of each. Scales integers to -1 to 1."""
+    """Returns the mean of the channels of each frame from `start` to `stop`. Scales integers to -1 to 1."""
     most = _MOST_VALUES // header.channels
     if stop - start > most:
         return np.concatenate([mono(data, header, at, min(at + most, stop)) for at in range(start, stop, most)])
@@ -99,7 +99,7 @@ def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
 
 
 def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
-    """Returns the frames of a file, as means of their channels, and the rate. Raises MediaError for a bad file."""
+    """Returns the mean of the channels of each frame of a file, and the rate. Raises MediaError for a bad file."""
     import soundfile
 
     try:
@@ -107,12 +107,12 @@ def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
             return _frames(file.read, file.channels, file.samplerate), file.samplerate
     except (MediaError, MemoryError):
         raise
-    except Exception as error:  # libsndfile raises many types
+    except Exception as error:  # libsndfile raises errors of many types
         raise MediaError(f"decode audio: damaged {name}: its contents cannot be decoded") from error
 
 
 def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
-    """Returns all frames of a file: the mean of the channels of each. `read` returns the next block of the file."""
+    """Returns the mean of the channels of each frame of a file. `read` returns the next block of frames."""
     if not (0 < channels <= MOST_CHANNELS and 0 < rate <= MOST_RATE):
         raise MediaError(
             f"decode audio: {channels} channels at {rate} Hz exceed the limit of {MOST_CHANNELS} channels at"
@@ -146,7 +146,7 @@ def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Float
     count = resampled(frames, rate)
     found = np.empty(count, np.float32)
     all_turns = -(-count // phases)
-    turns = min(all_turns, max(1, max(_BLOCK_FRAMES, _PASS_FRAMES * phases) // step))  # whole cycles in a block
+    turns = min(all_turns, max(1, max(_BLOCK_FRAMES, _PASS_FRAMES * phases) // step))  # the number of cycles in a block
     taps, margin = 2 * ceil(reach) + 1, ceil(reach) + 2
     for turn in range(0, all_turns, turns):
         first = turn * step - margin

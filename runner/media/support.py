@@ -47,7 +47,7 @@ def digest(kind: str, family: str, sizes: Sequence[int], data: bytes) -> bytes:
 
 
 class Hearing(NamedTuple):
-    """The preparation of sounds by a family: `soft` is the id of soft tokens, `start` and `end` stand around them."""
+    """The preparation of sounds by a family: `soft` is the id of soft tokens, `start` and `end` enclose them."""
 
     family: SoundFamily
     start: int
@@ -66,7 +66,7 @@ class _UnmeasuredError(RequestError):
 
 
 def _measuring(read: Callable[Params, Found]) -> Callable[Params, Steps[Found]]:
-    """Returns steps that call `read`, and if it raises _UnmeasuredError, yield that prompt and call `read` again."""
+    """Returns steps that call `read`; if it raises _UnmeasuredError, they yield its prompt and call `read` again."""
 
     @wraps(read)
     def steps(*args: Params.args, **kwargs: Params.kwargs) -> Steps[Found]:
@@ -166,7 +166,7 @@ class MediaSupport:
         return MediaPrompt(parts, self.pictures.soft, sound_id, mrope=self.pictures.mrope)
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
-        """Returns the item of a marker. Gives no name yet, because a name requires reading the whole file."""
+        """Returns the item of `number`, still without a name, because a name requires reading the whole file."""
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")

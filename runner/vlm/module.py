@@ -51,7 +51,7 @@ def make_module(package: str, config: Config) -> "Served":
     classes = import_package(package)
     try:
         module = cast("Served", _served(classes, package)(_args(classes, copy.deepcopy(config))))
-    except Exception as error:  # classes of many authors raise anything
+    except Exception as error:  # classes of many authors raise errors of any type
         raise ModelError(f"config.json does not fit {name}: {type(error).__name__}: {error}") from error
     module.hooks = Hooks()
     if package in DECIDERS.values():
@@ -216,7 +216,7 @@ class Hooks:
 @cache
 def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
     members = {
-        "__module__": f"{LIBRARY}.models.{package}",  # the tables of abilities know the class by it
+        "__module__": f"{LIBRARY}.models.{package}",  # the tables of abilities know the class by this name
         "classes": classes,
         "flat": package in _FLAT,
         "channels_last": package in _CHANNELS_LAST,

@@ -59,7 +59,7 @@ class Expansion(NamedTuple):
     columns: int = 0
     """`rows` and `columns` are the grid of `own`, if positions have three channels; else 0."""
     other: Sequence[int] = ()
-    """The ids that the processor has in the place of `own`; empty if both are equal. It may have one id, for which the
+    """The ids that the processor has in the place of `own`; empty if both are equal. They are one id, for which the
     tower makes several rows, or ids outside the vocabulary."""
 
     @property
@@ -116,7 +116,7 @@ class VlmPictures(Pictures):
         if self.alone and len({span.item.name for span in prompt.spans}) > 1:
             raise RequestError(f"{self.title} takes only one picture in a prompt")
         if prompt.spans and prompt.spans[-1].stop == len(prompt.ids) <= context_length:
-            raise RequestError("the prompt ends in a picture: add a text after it")  # a last token runs alone
+            raise RequestError("the prompt ends in a picture: add a text after it")  # the last token runs alone
 
     def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
         self.expansion(header, left)

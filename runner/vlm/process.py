@@ -26,7 +26,7 @@ _START_S = 120.0
 """The longest start of the process: transformers may have to be imported from a cold disk."""
 _DEAD = "the process of mlx-vlm's processor did not start"
 _GRACE_S = 1.0
-"""The time that the process has to finish an order after its client has left: a new process would start slower."""
+"""The time that the process has to finish an order after its client has left: a new start takes longer."""
 _LEAST_S, _MEGAPIXEL_S = 20, 1.0
 """The limit of processor time is `_LEAST_S`, plus `_MEGAPIXEL_S` for each megapixel of the picture."""
 _SPARE_BYTES = 256 << 20
@@ -117,7 +117,7 @@ class Preparer(OrderProcess):
 
 
 def _order(header: PictureHeader, size: int, parts: int) -> PictureOrder:
-    """Returns the order for a picture with this header in `parts` parts. 0 parts stand for a grey picture."""
+    """Returns the order for a picture of this header. `parts` is the number of its parts, 0 for a grey picture."""
     width, height = resized(header.width, header.height)
     memory_bytes = prepare_bytes(header, size) + _SPARE_BYTES
     seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
@@ -140,7 +140,7 @@ def prepare_bytes(header: PictureHeader, size: int) -> int:
 
 
 def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that returns True _GRACE_S after `left` does."""
+    """Returns a function that returns True once _GRACE_S have passed since `left` first returned True."""
     since: list[float] = []
 
     def gone() -> bool:
@@ -159,7 +159,7 @@ def serve(channel: Channel) -> None:
     try:
         processor = Processor(setup)
         processor.warm_up()
-    except Exception as error:  # processors of many authors raise any type
+    except Exception as error:  # processors of many authors raise errors of any type
         fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
     channel.send(msgspec.json.encode(Answer(fault, 0)))
     while processor is not None:

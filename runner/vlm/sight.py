@@ -1,4 +1,4 @@
-"""The sight of a model of mlx-vlm: computes features with its tower, runs the forward over features, opens both.
+"""The sight of a model of mlx-vlm: starts the processor, computes features with the tower, runs the forward over them.
 
 Owner: the engine thread.
 """
@@ -138,7 +138,7 @@ class VlmForward:
         places = self._module.keeps_caches
         if rows:
             embeddings = self._module.embeddings(ids)
-            added: list[mx.array] = []  # a forward over rows with additions has one of them, and no other tokens
+            added: list[mx.array] = []  # to the only entry of `rows`, which covers the forward if there are additions
             seen = mx.zeros(ids.shape, mx.bool_)
             for start, stop, features, _ in rows:
                 width = embeddings.shape[-1]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runner.vlm.module import Served
 
 OLLAMA_ONLY_TOO = ("qwen4_exp", *DECIDERS.values())
-"""The packages that are served here, although `family_of` leaves their architectures to Ollama's own."""
+"""The packages that are served although `family_of` leaves their architectures to Ollama's own runner."""
 _TEXTS = ("text_config", "llm_config", "language_config")
 _WITHIN = "thinker_config"
 """The part that holds all other parts, in the configs of Qwen's Omni models."""

@@ -23,7 +23,7 @@ Turn = Callable[[mx.array, slice], mx.array]
 
 
 def head_width(width: int, heads: int, multiple: int = 1) -> int:
-    """Returns the width of one head. Raises ModelError if `width` is no multiple of heads times `multiple`."""
+    """Returns the width of one head. Raises ModelError unless `width` is a multiple of `heads` x `multiple`."""
     if width % (heads * multiple):
         raise ModelError(
             f"config.json: a vision tower's width ({width}) must be divisible by its {heads} heads"

@@ -191,7 +191,7 @@ class Gemma4Tower(Tower):
         x = self.patch_embedder(patches, grid)
         yield x
         rows, columns = grid.places()
-        # One half of each head rotates by the column, the other by the row. A pair spans the halves of its half.
+        # One half of each head rotates by the column, the other by the row. Each half has its own pairs.
         turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
         for block in self.encoder.layers:
             x = yield from block.steps(x, self.piece_bytes, turn)
@@ -242,7 +242,7 @@ class Gemma4UnifiedTower(Tower):
         self.patch_ln1 = LayerNorm(self.pixels)
         self.patch_dense = Linear(self.pixels, hidden)
         self.patch_ln2 = LayerNorm(hidden)
-        self.pos_embedding = mx.zeros((size(vision, "mm_posemb_size", 1120), 2, hidden))  # columns, rows
+        self.pos_embedding = mx.zeros((size(vision, "mm_posemb_size", 1120), 2, hidden))  # for columns, for rows
         self.pos_norm = LayerNorm(hidden)
         self.embedding_projection = Linear(hidden, self.width, bias=False)
 

@@ -1,6 +1,6 @@
 """Gemma 4's towers for sound: the conformer of e2b and e4b, and the projection of 12B.
 
-Source: huggingface/transformers, models/gemma4 and gemma4_unified; docs/internals/wire.md, 13.
+Source: huggingface/transformers, models/gemma4 and gemma4_unified; docs/internals/wire.md, section 13.
 """
 
 import math

@@ -117,8 +117,8 @@ class GlimmerEmbedder(TowerLayer):
 def stretched_table(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
     """Returns float32 [patches, width]: `table` [sides.patches, width], stretched over `grid`.
 
-    Interpolates between the centres of cells; zeros surround the table. Rows of the grid match rows of the table. Only
-    Meta's first code and Ollama's runner exchange rows and columns of other than square tables
+    Interpolates between the centres of cells; zeros surround the table. Rows of the grid match rows of the table. In
+    Meta's first code and Ollama's runner, rows and columns are exchanged if the table is not square
     (pytorch/torchtitan#4244).
     """
     rows, columns = (

@@ -35,7 +35,7 @@ class _Merger(TowerLayer):
 
 
 class Qwen35Tower(Tower):
-    """A transformer over patches, block by block. A patch's values are ordered channel, y, x, for a single frame."""
+    """A transformer over patches in the order of merge blocks. A patch is one frame, ordered channel, y, x."""
 
     family = Qwen35
     names = (
@@ -68,7 +68,7 @@ class Qwen35Tower(Tower):
         self.merger = _Merger(width, self.merge**2 * width, out)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Turns the convolution over frames, which would be equal, into one matrix for one picture. Takes the width
+        """Turns the convolution over several equal frames into one matrix for a single picture. Takes the width
         inside the feed-forward networks from the tensors, as Ollama's runner does."""
         inner = weights.get("blocks.0.mlp.fc1.bias")
         if inner is not None:

@@ -126,8 +126,8 @@ class SoundTower(MediaTower):
 def in_pieces(
     function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
 ) -> Steps:
-    """Joins, along `axis`, the results of `function` for pieces of `count` rows. A piece has at least one row, and at
-    most `piece_bytes` if a row needs `row_bytes`. The result for a row must not depend on other rows."""
+    """Joins, along `axis`, the results of `function` for pieces of `count` rows, each of at most `piece_bytes` but at
+    least one row. `row_bytes` is the size of the widest array made of a row. A row must not depend on other rows."""
     parts: list[mx.array] = []
     rows = max(1, piece_bytes // max(1, row_bytes))
     for start in range(0, count, rows):

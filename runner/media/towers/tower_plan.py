@@ -107,7 +107,7 @@ def plan_sound_tower(opened: OpenedModel) -> TowerPlan[SoundTower] | None:
 
 
 def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
-    """Returns the plan. `key` is the field of config.json that describes the tower; `what` is its name in messages."""
+    """Returns the plan. `key` is the field of config.json that describes the tower; `what` names the tower."""
     description = opened.config.get(key)
     kind = row.kind(description)
     checkpoint = opened.checkpoint
