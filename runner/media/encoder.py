@@ -18,7 +18,7 @@ from runner.media.row_store import MediaRows, RowStore
 from runner.media.towers.tower import Grid, SoundTower, Tower
 
 MOST_FEATURE_BYTES = 64 << 20
-"""The most bytes of features that an encoder keeps, for items whose keys and values the cache has evicted."""
+"""The most bytes of features that an encoder keeps. They serve prompts whose keys and values were evicted."""
 
 
 class Towers(Protocol):
@@ -123,7 +123,7 @@ class MediaEncoder:
         self._features.clear()
 
     def decode(self, item: Item, left: Callable[[], bool]) -> Future[MediaRows]:
-        """Returns the rows of an item. Another process decodes it, unless its rows are stored, until `left` is True."""
+        """Returns the rows of an item, kept or newly decoded by another process. Decoding ends once `left` is True."""
         decoding = self._store.rows(item, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
