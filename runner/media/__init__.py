@@ -1,21 +1,21 @@
-"""Pictures and sounds: from the bytes of a file to rows of a text model's prompt. A wing: text needs none of it.
+"""The media wing: turns the bytes of pictures and sounds into rows of a text model's prompt.
 
-`wing.MediaWing` gives an engine the `Sight` that `open` makes: a `MediaSupport`, the `Vision` of requests on any
-thread, and a `MediaEncoder`, which makes the `PromptMedia` of the engine thread. A request with media is expanded off
-the engine thread, another process makes its rows, and its features are computed between two slices. A fault here costs
-pictures or sound, never text.
+`wing.MediaWing` gives an engine the `Sight` that `open` makes. Its `MediaSupport` prepares requests on any thread; its
+`MediaEncoder` makes the `PromptMedia` of each request on the engine thread. A prompt with media is expanded off the
+engine thread. Another process makes the rows of the media, and the engine computes features between two slices. A fault
+in this wing disables pictures or sound, never text.
 
 | read in this order | |
 | --- | --- |
-| `wing`, `open`, `facts` | gives an engine its media; opens the sight and the hearing of a model; lines of `check` |
-| `support`, `prompt` | a prompt with markers and media to ids, keys and positions; the names of media in caches |
-| `header` | the format and size of a file, by a bounded walk before any decoder |
-| `row_store`, `decode_process`, `picture` | decodes media within limits; only that process imports Pillow |
-| `sound_header`, `sound` | the header of a sound; its rows |
-| `families`, `geometry` | the preparation of media in each family of models: sizes, rows, the tokens around them |
-| `towers` | the encoders: rows to features, a piece at a time |
-| `encoder`, `forward` | features into a prompt, and a text model's forward over them |
+| `wing`, `open`, `facts` | gives an engine its media; opens sight and hearing; writes the media lines of `check` |
+| `support`, `prompt` | turn a prompt with markers into ids, keys and positions; name media in caches |
+| `header` | reads the format and size of a picture file, before any decoder runs |
+| `row_store`, `decode_process`, `picture` | decode media within limits, in another process; only that imports Pillow |
+| `sound_header`, `sound` | read the header of a sound; make its rows |
+| `families`, `geometry` | prepare media for each family of models: sizes, rows, and the tokens around them |
+| `towers` | turn rows into features, a piece at a time |
+| `encoder`, `forward` | put features into a prompt, and run a text model's forward over them |
 
-Owners: `towers`, `encoder`, `forward`, `open` and `facts` belong to the engine thread and know MLX. Any thread may call
-the rest, which knows no MLX; `MediaNames` and `RowStore` have locks.
+Owners: `towers`, `encoder`, `forward`, `open` and `facts` use MLX and belong to the engine thread. The other modules do
+not use MLX, and any thread may call them; `MediaNames` and `RowStore` have locks.
 """

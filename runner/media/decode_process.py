@@ -1,4 +1,4 @@
-"""The process that decodes pictures and sounds, and the limits that follow from their headers."""
+"""The process that decodes pictures and sounds, within limits that follow from the header of each file."""
 
 import os
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from runner.process.orders import Limited, OrderProcess, address_bytes, answer_o
 _LEAST_S = 10
 _MEGAPIXEL_S = 0.5
 _MEGASAMPLE_S = 2.0
-"""The most processor time, many times the usual: for any medium, a megapixel of a picture, and a million samples."""
+"""The limit of processor time, many times the usual: for any item, plus for each megapixel or million samples."""
 _SPARE_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 20
 
 
 class PictureOrder(Limited, array_like=True, frozen=True, tag="picture"):
-    """A picture to decode. Its parts follow, each as a message of its own."""
+    """An order to decode a picture. `parts` messages follow, each with one part of the file."""
 
     parts: int
     header: PictureHeader
@@ -31,14 +31,14 @@ class PictureOrder(Limited, array_like=True, frozen=True, tag="picture"):
 
 
 class SoundOrder(Limited, array_like=True, frozen=True, tag="sound"):
-    """A sound to decode. The bytes of its samples follow, as one message."""
+    """An order to decode a sound. One message follows, with the part of the file that holds the samples."""
 
     header: SoundHeader
     frame_samples: int
 
 
 class DecodeProcess(OrderProcess):
-    """The runner's side. Owner: one thread at a time."""
+    """The runner's end of the process that decodes. Owner: one thread at a time."""
 
     module = __name__
 
@@ -47,8 +47,8 @@ class DecodeProcess(OrderProcess):
     ) -> bytes:
         """Returns the pixels of a picture, upright and resized: uint8 [height, width, 3].
 
-        Raises MediaError for a damaged picture, and for one that takes more memory or time than its size explains. Ends
-        the process and raises MediaError once `left` returns True, or if there is no answer for long.
+        Raises MediaError for a damaged picture, and for a picture that exceeds the limits of memory or time. Ends the
+        process and raises MediaError once `left` returns True, or if the answer takes too long.
         """
         pieces = header.pieces(data)
         memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
@@ -60,8 +60,8 @@ class DecodeProcess(OrderProcess):
     def decode_sound(
         self, data: bytes, header: SoundHeader, frame_samples: int, left: Callable[[], bool]
     ) -> tuple[list[int], bytes]:
-        """Returns the number of rows of each piece of a sound, and its rows in float32: of `frame_samples` numbers, or
-        of MEL_BINS if that is 0. Raises as `decode_picture`."""
+        """Returns the number of rows of each piece of a sound, and the bytes of all rows in float32. A row has
+        `frame_samples` numbers, or MEL_BINS if `frame_samples` is 0. Raises MediaError as `decode_picture` does."""
         memory_bytes = sound_bytes(header) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGASAMPLE_S * (header.frames + header.samples) / 1e6
         order = SoundOrder(memory_bytes, seconds, header, frame_samples)
@@ -71,22 +71,22 @@ class DecodeProcess(OrderProcess):
 
 
 def decode_bytes(header: PictureHeader, geometry: Geometry, size: int) -> int:
-    """Returns the most bytes that decoding a picture from a file of `size` bytes takes at once."""
-    pixel_bytes = 20 if header.format in ("WebP", "AVIF") else 12  # a canvas, its turned copy, and those of libraries
+    """Returns the most memory, in bytes, that decoding a picture needs. `size` is the size of its file."""
+    pixel_bytes = 20 if header.format in ("WebP", "AVIF") else 12  # a canvas, its turned copy, the libraries' copies
     resizing = geometry.width * (header.height * 4 + geometry.height * 12)
     return header.width * header.height * pixel_bytes + resizing + 3 * size
 
 
 def sound_bytes(header: SoundHeader) -> int:
-    """Returns the most bytes that decoding a sound takes at once: its samples in the file, twice, at the rate of
-    towers, and as rows, which take no more; and a block whose rate or spectra are computed."""
-    twice = 0 if header.is_exact else 8 * header.frames  # decoded, at the rate of the file
+    """Returns the most memory, in bytes, that decoding a sound needs: for copies of its part of the file, its samples
+    at RATE and its rows, and for one block that is being resampled or turned into spectra."""
+    twice = 0 if header.is_exact else 8 * header.frames  # float32 samples at the rate of the file, and a joined copy
     return 3 * (header.stop - header.start) + 24 * header.samples + twice + _PIECE_BYTES
 
 
 def serve(channel: Channel) -> None:
-    """Decodes media until the runner closes its end."""
-    os.putenv("OPENBLAS_NUM_THREADS", "1")  # for numpy, which is imported later: one medium is decoded at a time
+    """Answers orders until the runner closes its end of `channel`."""
+    os.putenv("OPENBLAS_NUM_THREADS", "1")  # for numpy, imported later: one item is decoded at a time
     while True:
         order = msgspec.json.decode(channel.receive(), type=PictureOrder | SoundOrder)
         decode = _decoder(order)
@@ -97,7 +97,7 @@ def serve(channel: Channel) -> None:
 
 
 def _decoder(order: PictureOrder | SoundOrder) -> Callable[[bytes], list[bytes]]:
-    """Returns the decoder. Loads Pillow or numpy, which count towards the limits of no item."""
+    """Returns the decoder for an order. Loads Pillow or numpy now, so that the order's limits do not count them."""
     if isinstance(order, PictureOrder):
         from runner.media import picture
 

@@ -1,4 +1,4 @@
-"""Encodes media: rows in another process, features on the engine thread, one piece of a tower at a time."""
+"""Encodes media: another process makes rows, and a tower on the engine thread makes features of them, in pieces."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,17 @@ from runner.media.row_store import MediaRows, RowStore
 from runner.media.towers.tower import Grid, SoundTower, Tower
 
 MOST_FEATURE_BYTES = 64 << 20
-"""The most bytes of features that are kept for prompts whose keys and values are gone."""
+"""The most bytes of features that an encoder keeps. They serve prompts whose keys and values were evicted."""
 
 
 class Towers(Protocol):
     """The towers of a model."""
 
     def needed_bytes(self, item: Item) -> int:
-        """Returns an estimate of the most bytes that encoding this item takes at once."""
+        """Returns an estimate of the most memory, in bytes, that encoding `item` needs at any moment."""
 
     def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
-        """Yields lazy arrays to be evaluated in turn; the last one is the features [tokens, width]."""
+        """Yields lazy arrays, which the caller evaluates in turn. The last array is the features [tokens, width]."""
 
 
 class OwnTowers(NamedTuple):
@@ -52,7 +52,7 @@ class OwnTowers(NamedTuple):
 
 
 class PromptForward(Protocol):
-    """Forwards over a prompt with media, as `MediaForward`."""
+    """The interface of `MediaForward`: forwards over a prompt with media."""
 
     def __call__(
         self,
@@ -68,13 +68,13 @@ class PromptForward(Protocol):
 
 
 class MediaEncoder:
-    """The towers of a model, and the features that they made last. Owner: the engine thread."""
+    """The towers of a model, and the features of the items encoded last. Owner: the engine thread."""
 
     def __init__(
         self, towers: Towers, store: RowStore, forward: PromptForward, wake: Callable[[], None], *, splits: bool
     ) -> None:
-        """`wake` is called on another thread when rows are there. `splits`: a forward may end between two tokens of a
-        picture, as it may between two of a sound."""
+        """`wake` is called on another thread when the rows of an item are ready. A forward may always end between two
+        soft tokens of a sound; with `splits`, also between two of a picture."""
         self.towers = towers
         self.forward = forward
         self.splits = splits
@@ -86,11 +86,11 @@ class MediaEncoder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the features that are kept."""
+        """The bytes of the kept features."""
         return sum(each.nbytes for each in self._features.values())
 
     def begin(self, prompt: ShownPrompt) -> "MediaProgress":
-        """Returns the media of one request, none of which is encoded yet."""
+        """Returns the `PromptMedia` of one prompt, of which no item is encoded yet."""
         assert isinstance(prompt, MediaPrompt)
         return MediaProgress(prompt, self)
 
@@ -105,7 +105,7 @@ class MediaEncoder:
         )
 
     def known(self, item: Item) -> mx.array | None:
-        """Returns features that were made recently, [tokens, width]."""
+        """Returns the kept features [tokens, width] of an item; None if none are kept."""
         found = self._features.get(item.name)
         if found is not None:
             self._features.move_to_end(item.name)
@@ -113,7 +113,7 @@ class MediaEncoder:
         return found
 
     def keep(self, item: Item, features: mx.array) -> None:
-        """Keeps features for later prompts, and drops the oldest beyond MOST_FEATURE_BYTES."""
+        """Keeps features for later prompts. Drops the least recently used ones beyond MOST_FEATURE_BYTES."""
         self._features[item.name] = features
         self._features.move_to_end(item.name)
         while self._features and self.nbytes > MOST_FEATURE_BYTES:
@@ -123,14 +123,14 @@ class MediaEncoder:
         self._features.clear()
 
     def decode(self, item: Item, left: Callable[[], bool]) -> Future[MediaRows]:
-        """Returns the rows of an item, which another process decodes unless it already did, until `left`."""
+        """Returns the rows of an item, kept or newly decoded by another process. Decoding ends once `left` is True."""
         decoding = self._store.rows(item, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
         return decoding
 
     def encode(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
-        """Computes the features. Yields evaluated parts; the last one is the whole."""
+        """Computes the features of an item. Yields evaluated arrays; the last array is the features."""
         for part in self.towers.parts(item, rows):
             started = perf_counter()
             mx.eval(part)
@@ -151,14 +151,14 @@ def _lengths(item: Sound) -> Sequence[int]:
 
 
 class MediaProgress:
-    """The `PromptMedia` of a prompt: has the next item encoded when the prefill reaches it, unless it is cached, and
-    holds the features of one item at a time. Owner: the engine thread."""
+    """The `PromptMedia` of a prompt. Encodes an item when the prefill reaches its soft tokens, so a cached item is not
+    encoded. Holds the features of one item at a time. Owner: the engine thread."""
 
     def __init__(self, prompt: MediaPrompt, encoder: MediaEncoder) -> None:
         self.prompt = prompt
         self._encoder = encoder
-        self._item: Item | None = None  # to encode, or encoded
-        self._features: mx.array | None = None  # of this item
+        self._item: Item | None = None  # the item that is being encoded, or was encoded last
+        self._features: mx.array | None = None  # the last array that the tower made of `_item`
         self._decoding: Future[MediaRows] | None = None
         self._encoding: Iterator[mx.array] | None = None
 
@@ -176,7 +176,7 @@ class MediaProgress:
             return False
         if self._encoding is None:
             self._encoding = self._encoder.encode(self._item, self._decoding.result())
-        for self._features in self._encoding:  # noqa: B020 - the last one stays
+        for self._features in self._encoding:  # noqa: B020 - the attribute keeps the last array
             return False
         assert self._features is not None
         self._encoder.keep(self._item, self._features)
@@ -206,7 +206,7 @@ class MediaProgress:
         self._encoder.forward(tokens, layers, rows, self.prompt.positions(at, at + count), run)
 
     def _rows(self, at: int, count: int) -> list[FeatureRows]:
-        """Returns the features among these tokens. Frees them if no later token needs them."""
+        """Returns the features for the `count` tokens from `at` on. Frees an item's features after its last token."""
         stop, rows = at + count, list[FeatureRows]()
         span = self.prompt.next_span(at)
         if span is not None and span.start < stop:

@@ -1,4 +1,4 @@
-"""The lines of `mlx-runner check` about media, from headers alone."""
+"""The lines of `mlx-runner check` about media. Reads the headers of a model's files, but no weights."""
 
 from collections.abc import Iterator
 from math import isqrt
@@ -15,20 +15,20 @@ from runner.sizes import counted, sized
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)
-"""Heights to try for a picture of that width: the number of tokens depends on the shape."""
+"""The heights that `_tokens` tries with `_WIDTH`: the number of soft tokens depends on a picture's shape."""
 _SECONDS = 20
 
 
 class TowerFacts(Facts, frozen=True, kw_only=True):
-    """A tower. If the model does not take its media, `why` is the reason and the other fields are None. For a model of
-    mlx-vlm only `tower` is known before it is loaded."""
+    """The facts about one tower. If the model does not accept the tower's media, `why` is the reason and the other
+    fields are None. For a model of mlx-vlm, only `tower` is known before the model is loaded."""
 
     why: str | None = None
     tower: str | None = None
     blocks: int | None = None
     dtype: str | None = None
     bytes: int | None = None
-    """The tower's weights in memory."""
+    """The size of the tower's weights in memory."""
 
     def _text(self, extent: str) -> str:
         if self.tower is None:
@@ -52,7 +52,7 @@ class PictureFacts(TowerFacts, frozen=True, kw_only=True):
 class SoundFacts(TowerFacts, frozen=True, kw_only=True):
     hears: bool
     tokens: float | None = None
-    """Soft tokens a second."""
+    """The number of soft tokens for a second of sound."""
 
     @property
     def text(self) -> str:
@@ -73,7 +73,7 @@ def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
 
 
 def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
-    """Returns the facts about a model's hearing; None for a model that does not claim to hear."""
+    """Returns the facts about a model's hearing; None if neither its config nor its tensors mention sound."""
     model, plan = found.model, plan_sound_tower(found.model)
     if plan is None:
         family = f"this runner knows no sound for the family {model.family.module}"
@@ -88,15 +88,15 @@ def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
 
 
 def _weights(settings: CheckSettings, found: Examined, plan: TowerPlan[AnyTower]) -> tuple[str, int]:
-    """Returns the type in which a tower computes, and the bytes of its weights. Raises ModelError."""
+    """Returns the type in which a tower computes, and the bytes of its weights. Raises as `plan_weights` does."""
     tower, types = plan_weights(plan, settings.dtype, found.budget_bytes)
     return types.computes, types.nbytes(tower)
 
 
 def _tokens(family: PictureFamily) -> Iterator[int]:
-    """Yields the numbers of soft tokens of large pictures."""
+    """Yields the number of soft tokens of a large picture, for each height in `_HEIGHTS`."""
     for height in _HEIGHTS:
         try:
             yield family.geometry(_WIDTH, height).tokens
-        except MediaError:  # too narrow, or too wide
+        except MediaError:  # the family refuses the shape
             continue

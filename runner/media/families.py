@@ -1,5 +1,5 @@
 """The preparation of media in each family of models: the sizes and rows of pictures, the pieces and rows of sounds, and
-the tokens around both. Does not import numpy."""
+the tokens around both. This module does not import numpy."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from runner.model.fields import Config, first_size, required_token, section, tex
 
 class Around(NamedTuple):
     """The tokens that stand for a picture or a sound: `start`, then `soft` once for each soft token, then `end`. An
-    integer is an id, a text a special token whose id the tokenizer knows."""
+    integer is the id of a token. A text is the name of a special token, whose id the tokenizer knows."""
 
     start: int | str
     soft: int | str
@@ -28,40 +28,40 @@ class PictureFamily(ABC):
     """The preparation of pictures in one family of models, made from the model's config."""
 
     name: ClassVar[str]
-    """In keys of caches."""
+    """The family's name in the digests of items."""
     title: ClassVar[str]
-    """In texts that hosts show: `qwen3.5 does not support audio input`."""
+    """The family's name in messages that hosts show: `qwen3.5 does not support audio input`."""
     alpha: ClassVar[Alpha]
     mrope: ClassVar[bool] = False
-    """Positions have three channels: time, row and column."""
+    """True if positions have three channels: time, row and column."""
     order: ClassVar[tuple[int, int, int]] = CHANNEL_Y_X
-    """The order of the values in a row of the tower."""
+    """The order of the values in one row for the tower."""
     keys: ClassVar[tuple[str, str, str]] = ("boi_token_id", "image_token_id", "eoi_token_id")
-    """The keys of config.json with the ids of `Around`."""
+    """The keys of config.json for the ids `start`, `soft` and `end` of `Around`."""
 
     bidirectional: bool = field(default=False, kw_only=True)
-    """Soft tokens of one picture attend to each other in both directions, in sliding layers. No forward may end between
-    two of them."""
+    """True if the soft tokens of a picture attend to each other in both directions, in sliding layers. No forward may
+    then end between two soft tokens of one picture."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
-        """Returns the preparation that config.json and preprocessor_config.json ({} if there is none) describe.
+        """Returns the preparation that config.json and preprocessor_config.json ({} if the model has none) describe.
 
-        Raises ModelError for fields that make no sense. The tower itself refuses what it cannot do.
+        Raises ModelError for invalid fields. The tower checks the fields that only the tower uses.
         """
 
     @abstractmethod
     def geometry(self, width: int, height: int) -> Geometry:
-        """Returns the prepared sizes of a picture of `width` x `height` pixels. Raises MediaError if it is unusable."""
+        """Returns the prepared sizes of a picture of `width` x `height` pixels. Raises MediaError for a bad shape."""
 
     @classmethod
     def around(cls, config: Config) -> Around:
-        """Returns the tokens that stand for a picture. Raises ModelError if config.json lacks one, or for nonsense."""
+        """Returns the tokens that stand for a picture. Raises ModelError for a missing or invalid id in config.json."""
         return Around(*(required_token(config, key) for key in cls.keys))
 
     def patches(self, pixels: Pixels, geometry: Geometry) -> Pixels:
-        """Returns the tower's rows, uint8 [rows * columns, patch * patch * 3], of pixels of the size in `geometry`."""
+        """Returns the tower's rows, uint8 [rows * columns, patch * patch * 3]. `pixels` has the size in `geometry`."""
         return cut(pixels, geometry.width // geometry.columns, self.order)
 
 
@@ -73,8 +73,8 @@ def _over_budget(width: int, height: int) -> MediaError:
 class Qwen35(PictureFamily):
     """Qwen 3.5, 3.6 and 3.8, with and without experts, and Qwen3-Next.
 
-    Rounds sides to whole blocks of patches, then scales them until the number of pixels is within bounds. Rows go block
-    by block, so that the tower merges neighbours by a reshape. A row has one copy of the patch: channel, y, x.
+    Rounds both sides to whole blocks of patches, and scales them if there are too many or too few pixels. Rows go block
+    by block, so that the tower merges neighbours by a reshape. A row has one copy of its patch, ordered channel, y, x.
     """
 
     name: ClassVar[str] = "qwen3_5"
@@ -87,7 +87,7 @@ class Qwen35(PictureFamily):
     merge: int = 2
     min_pixels: int = 65_536
     max_pixels: int = 16_777_216
-    """Bounds for every picture after resizing, whatever preprocessor_config.json says."""
+    """`min_pixels` and `max_pixels` bound every resized picture. Bounds in preprocessor_config.json are ignored."""
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -117,14 +117,14 @@ class Qwen35(PictureFamily):
 
 
 _BUDGETS = (70, 140, 280, 560, 1120)
-"""The numbers of soft tokens that a Gemma 4 knows for a picture."""
+"""The budgets of soft tokens for a picture that Gemma 4 supports."""
 
 
 @dataclass(frozen=True)
 class Gemma4(PictureFamily):
     """Gemma 4 with a tower: e2b, e4b, 26B-A4B and 31B.
 
-    A picture grows or shrinks until it fills its budget of soft tokens. A row is y, x, channel.
+    A picture grows or shrinks until it fills its budget of soft tokens. The values in a row are ordered y, x, channel.
     """
 
     name: ClassVar[str] = "gemma4"
@@ -132,7 +132,7 @@ class Gemma4(PictureFamily):
     alpha: ClassVar[Alpha] = "drop"
     order: ClassVar[tuple[int, int, int]] = Y_X_CHANNEL
     pools: ClassVar[bool] = True
-    """A soft token is made of several patches, and not of a large one."""
+    """True if a soft token is made of several patches, False if it is made of one large patch."""
 
     patch: int = 16
     pool: int = 3
@@ -140,7 +140,7 @@ class Gemma4(PictureFamily):
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
-        """Reads the budget, too. Raises ModelError for one that the models do not know."""
+        """Also reads the budget. Raises ModelError for a budget outside `_BUDGETS`, or a wrong model_patch_size."""
         vision = section(config, "vision_config")
         own = section(config, "text_config") or config
         budget = first_size(
@@ -165,7 +165,7 @@ class Gemma4(PictureFamily):
         return grid(columns * side, rows * side, patch, merge)
 
     def _token_grid(self, width: int, height: int, side: int) -> tuple[int, int]:
-        """Returns rows and columns of soft tokens: at least one of each, at the price of the picture's shape."""
+        """Returns the rows and columns of soft tokens. A very narrow picture gets one row or column, distorted."""
         scale = math.sqrt(self.budget * side**2 / (width * height))
         rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)
         if rows == 0 and columns == 0:
@@ -181,7 +181,7 @@ class Gemma4(PictureFamily):
 
 @dataclass(frozen=True)
 class Gemma4Unified(Gemma4):
-    """Gemma 4 without a tower (12B): a patch of 48 pixels is a soft token."""
+    """Gemma 4 12B, whose tower has no transformer: each patch of 48 x 48 pixels becomes a soft token."""
 
     name: ClassVar[str] = "gemma4_unified"
     pools: ClassVar[bool] = False
@@ -189,10 +189,10 @@ class Gemma4Unified(Gemma4):
 
 @dataclass(frozen=True)
 class Glimmer(PictureFamily):
-    """Glimmer, in both forms of its config: that of transformers, and Meta's own without sub-objects.
+    """Glimmer, in both forms of its config: the form of transformers, and Meta's own form without sub-objects.
 
-    Sides become whole numbers of soft tokens, no more than the picture has; the nearest shape wins. A row is channel,
-    y, x: one copy of the patch, as for qwen3.5.
+    Rounds each side up or down to whole soft tokens, within `max_tokens`, so that the shape changes least. A row holds
+    one copy of its patch, ordered channel, y, x, as for qwen3.5.
     """
 
     name: ClassVar[str] = "glimmer"
@@ -218,9 +218,9 @@ class Glimmer(PictureFamily):
         return grid(columns * side, rows * side, self.patch, self.downsample)
 
     def _token_grid(self, rows: float, columns: float, shape: float) -> tuple[int, int]:
-        """Returns the whole numbers next to `rows` and `columns`, shrunk to the limit, whose ratio is next to `shape`.
+        """Returns `rows` and `columns`, shrunk to `max_tokens` and rounded so that their ratio is nearest to `shape`.
 
-        The larger grid wins a tie. Slivers, which have no such grid, keep one row or one column.
+        The larger grid wins a tie. A very narrow picture, for which no such grid exists, gets one row or one column.
         """
         if rows * columns > self.max_tokens:
             ratio = columns / rows
@@ -242,8 +242,8 @@ class Glimmer(PictureFamily):
 class NemotronH(PictureFamily):
     """Nemotron-H omni.
 
-    Rounds sides up to whole patches, scales them into the bounds, and makes them even for the pixel shuffle. A row is
-    channel, y, x.
+    Rounds both sides of a picture up to whole patches, scales them into the bounds, and makes the numbers of patches
+    even for the pixel shuffle. The values in a row are ordered channel, y, x.
     """
 
     name: ClassVar[str] = "nemotron_h"
@@ -254,16 +254,16 @@ class NemotronH(PictureFamily):
     downsample: int = 2
     min_patches: int = 1024
     max_patches: int = 13_312
-    """Bounds for one picture."""
+    """`min_patches` and `max_patches` bound the patches of one picture."""
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
-        """Reads the bounds, for which preprocessor_config.json has the last word."""
+        """Reads the bounds. Fields of preprocessor_config.json override those of config.json."""
         vision = section(config, "vision_config")
         places = (preprocessor, vision, section(vision, "args"))
         least = first_size(cls.min_patches, *((place, "min_num_patches") for place in places))
         most = first_size(cls.max_patches, *((place, "max_num_patches") for place in places))
-        tokens = first_size(16_384, (preprocessor, "max_model_len")) - 4  # four are reserved
+        tokens = first_size(16_384, (preprocessor, "max_model_len")) - 4  # four tokens are reserved
         return cls(min_patches=least, max_patches=max(least, min(most, tokens * cls.downsample**2)))
 
     def geometry(self, width: int, height: int) -> Geometry:
@@ -280,7 +280,7 @@ class NemotronH(PictureFamily):
         return grid(columns * self.patch, rows * self.patch, self.patch, self.downsample)
 
     def _divisible(self, side: int, other: int) -> int:
-        """Returns `side` rounded to a multiple of `downsample`: up where the budget allows it, else down."""
+        """Returns `side`, rounded to a multiple of `downsample`: up if `max_patches` allows it, else down."""
         rest = side % self.downsample
         if not rest:
             return side
@@ -289,7 +289,7 @@ class NemotronH(PictureFamily):
 
     @classmethod
     def around(cls, config: Config) -> Around:
-        """Returns texts for tokens that config.json only spells."""
+        """Returns the tokens that stand for a picture: names of tokens whose ids config.json lacks."""
         soft = token(config, "img_context_token_id", "image_token_id")
         return Around(
             text(config, "img_start_token", "<img>"),
@@ -304,7 +304,7 @@ class Clip(NamedTuple):
     rows: tuple[int, ...]
     """The number of rows of each piece."""
     tokens: int
-    """Soft tokens in the text, for all pieces."""
+    """The number of soft tokens in the prompt, for all pieces together."""
 
 
 @dataclass(frozen=True)
@@ -312,27 +312,27 @@ class SoundFamily(ABC):
     """The preparation of sounds in one family of models, made from the model's config."""
 
     name: ClassVar[str]
-    """In keys of caches."""
+    """The family's name in the digests of items."""
     frame_samples: int
-    """The samples of a row; 0 if a row is a spectrum."""
+    """The number of samples in a row; 0 if a row is a spectrum."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: Config) -> Self:
-        """Returns the preparation that config.json describes. Raises ModelError for fields that make no sense."""
+        """Returns the preparation that config.json describes. Raises ModelError for invalid fields."""
 
     @abstractmethod
     def clip(self, samples: int) -> Clip | None:
-        """Returns the clip of `samples` samples at RATE; None if it depends on the sound itself, too. Raises MediaError
-        for too few samples."""
+        """Returns the clip of a sound of `samples` samples at RATE; None if only decoding finds the pieces. Raises
+        MediaError for too few samples."""
 
     @abstractmethod
     def clip_of(self, rows: Sequence[int]) -> Clip:
-        """Returns the clip of pieces with these numbers of rows."""
+        """Returns the clip of a sound whose pieces have these numbers of `rows`."""
 
     @staticmethod
     def around(config: Config) -> Around:
-        """Returns the tokens that stand for a sound. Raises ModelError if config.json lacks one, or for nonsense."""
+        """Returns the tokens that stand for a sound. Raises ModelError for a missing or invalid id in config.json."""
         return Around(
             required_token(config, "boa_token_id"),
             required_token(config, "audio_token_id"),
@@ -342,7 +342,7 @@ class SoundFamily(ABC):
 
 @dataclass(frozen=True)
 class Gemma4Sound(SoundFamily):
-    """A hundred spectra a second, of which four become one token. Pieces of at most 30 s are cut at quiet places."""
+    """Sounds as 100 spectra a second; four spectra become a soft token. Cuts sounds of over 30 s at quiet places."""
 
     name: ClassVar[str] = "gemma4"
     frame_samples: int = 0
@@ -364,7 +364,7 @@ class Gemma4Sound(SoundFamily):
 
 
 def subsampled(rows: int) -> int:
-    """Returns the number of rows of a piece after both convolutions, each of which takes every second row."""
+    """Returns the number of rows of a piece after the tower's two convolutions, each of which halves the number."""
     return -(-rows // 4)
 
 
@@ -374,7 +374,7 @@ _MOST_FRAME_SAMPLES = RATE
 
 @dataclass(frozen=True)
 class Gemma4UnifiedSound(SoundFamily):
-    """Samples as they are, `frame_samples` to a token."""
+    """Sounds as plain samples: `frame_samples` samples become one soft token."""
 
     name: ClassVar[str] = "gemma4_unified"
 

@@ -1,4 +1,4 @@
-"""Forwards of a text model over a prompt with media, and over answers after one."""
+"""Forwards of a text model over a prompt with media, and over the answers after such a prompt."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,20 +15,20 @@ from runner.model.weights.parameters import replace_submodule
 
 
 class FeatureRows(NamedTuple):
-    """Features [stop - start, width] for the tokens of a forward from `start` to `stop`."""
+    """The features [stop - start, width] for the tokens from `start` to `stop` of one forward."""
 
     start: int
     stop: int
     features: mx.array
     one_way: bool = False
-    """A token of these sees earlier ones alone, although tokens of a picture see each other."""
+    """True if each of these tokens sees only earlier tokens, even where the tokens of a picture see each other."""
 
 
 class MediaEmbedding(Module):
-    """Stands in for an embedding table during one forward over tokens [1, L]: features of media replace some rows."""
+    """Replaces an embedding table during one forward over tokens [1, L]: features take the place of some embeddings."""
 
     def __init__(self, table: Module, rows: Sequence[FeatureRows], scale: float = 1.0) -> None:
-        """`rows` are in ascending order. The text model multiplies embeddings, but not features, by `scale`."""
+        """`rows` must be in ascending order. Divides features by `scale`: the text model multiplies all rows by it."""
         Module.__init__(self)
         self.table, self._rows, self._scale = table, tuple(rows), scale
 
@@ -42,7 +42,7 @@ class MediaEmbedding(Module):
         return mx.concatenate([*parts, found[:, at:]], axis=1)
 
     def as_linear(self, x: mx.array) -> mx.array:
-        """Computes the logits of a model whose head is this table."""
+        """Returns the logits of a model whose output head is this table."""
         return cast("mx.array", self.table.as_linear(x))
 
 
@@ -50,11 +50,11 @@ MakeMask = Callable[..., object]
 
 
 def with_blocks(make_mask: MakeMask, blocks: Sequence[FeatureRows]) -> MakeMask:
-    """Returns a `make_mask` of a layer cache with blocks of tokens that see each other, as the tokens of a picture do
-    in the sliding layers of Gemma 4. A forward holds each block whole. The window still bounds the past."""
+    """Returns a `make_mask` for a layer cache that lets the tokens of each block see each other, as tokens of a picture
+    do in the sliding layers of Gemma 4. A block must lie in one forward. The window still hides old tokens."""
 
     def make(count: int, *, window_size: int | None = None, return_array: bool = False) -> object:
-        if count == 1:  # no other token to see
+        if count == 1:  # a single token has no later token to see
             return make_mask(count, window_size=window_size, return_array=return_array)
         causal = cast("mx.array", make_mask(count, window_size=window_size, return_array=True))
         before = causal.shape[-1] - count  # keys from earlier forwards
@@ -70,17 +70,17 @@ def with_blocks(make_mask: MakeMask, blocks: Sequence[FeatureRows]) -> MakeMask:
 
 
 class Angles(NamedTuple):
-    """Cosines and sines [L, dimensions / 2] in float32."""
+    """The cosines and sines of angles, each float32 [L, dimensions / 2]."""
 
     cosines: mx.array
     sines: mx.array
 
 
 def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sections: Sequence[int]) -> Angles:
-    """Returns the angles of L tokens at these positions [3][L], for a head in which `dimensions` numbers turn.
+    """Returns the angles of L tokens at `positions` [3][L]. The rope rotates `dimensions` numbers of each head.
 
-    In the interleaved form of Qwen, frequencies 1, 4, 7, ... turn by the row and 2, 5, 8, ... by the column, as many as
-    their section has; all others turn by the time.
+    In the interleaved form of Qwen, frequencies 1, 4, 7, ... rotate by the row and 2, 5, 8, ... by the column, up to
+    the number that `sections` names for each. All other frequencies rotate by the time.
     """
     half = dimensions // 2
     channels = [
@@ -93,14 +93,14 @@ def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sec
 
 
 class AngledRope(Module):
-    """Stands in for a rope during a forward: turns all heads by the same angles."""
+    """Replaces a rope during a forward: rotates all heads by the same given angles."""
 
     def __init__(self, found: Angles) -> None:
         Module.__init__(self)
         self._angles = found
 
-    def __call__(self, x: mx.array, offset: object = 0) -> mx.array:  # noqa: ARG002 - the angles say where
-        """Turns x [1, heads, L, width]."""
+    def __call__(self, x: mx.array, offset: object = 0) -> mx.array:  # noqa: ARG002 - the angles contain the offset
+        """Returns x [1, heads, L, width], rotated."""
         cosines, sines = self._angles
         half = cosines.shape[-1]
         first, second = x[..., :half].astype(mx.float32), x[..., half : 2 * half].astype(mx.float32)
@@ -109,16 +109,16 @@ class AngledRope(Module):
 
 
 class ShiftedRope(Module):
-    """Stands in for a rope during a forward after pictures: shifts the offsets."""
+    """Replaces a rope during a forward over an answer after pictures: shifts the offsets."""
 
     def __init__(self, rope: Module, shift: int | mx.array) -> None:
-        """`shift` is added to the offsets: one number, or one for each row [B]."""
+        """`shift` is added to the offsets: one number for all rows of the batch, or an array [B]."""
         Module.__init__(self)
-        self._rope = (rope,)  # in a tuple, out of the parameters
+        self._rope = (rope,)  # in a tuple, so that it is no part of the parameters
         self._shift = shift
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """Turns x [B, heads, L, width]."""
+        """Returns x [B, heads, L, width], rotated."""
         return cast("mx.array", self._rope[0](x, offset=offset + self._shift))
 
 
@@ -128,18 +128,18 @@ _SLIDING = "sliding_attention"
 
 
 def plain_ids(tokens: Sequence[int], rows: Sequence[FeatureRows]) -> mx.array:
-    """Returns ids [1, L] of the vocabulary: 0 in the places of `rows`."""
+    """Returns `tokens` as ids [1, L] that are all in the vocabulary: 0 stands in the places of `rows`."""
     soft = {index for each in rows for index in range(each.start, each.stop)}
     return mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
 
 
 class MediaForward:
-    """Forwards of one text model, in which media replace some of its parts for a time."""
+    """Forwards of one text model. During a forward over media, substitutes replace some of the model's modules."""
 
     def __init__(self, module: Module, *, sections: Sequence[int] = (), sees_both_ways: bool = False) -> None:
         """`sections` are the numbers of frequencies for time, row and column; () for positions of one channel. With
-        `sees_both_ways` the tokens of a picture see each other in layers with a window. Raises ModelError for a module
-        without the parts that media replace."""
+        `sees_both_ways`, the tokens of a picture see each other in layers with a window. Raises ModelError if the
+        module lacks an embedding table or plain ropes to replace."""
         self._sections = sections
         self._owner, self._table_name = _table_owner(module)
         self._scale = float(getattr(self._owner, "embed_scale", 1.0))
@@ -158,8 +158,8 @@ class MediaForward:
     ) -> mx.array:
         """Returns the lazy logits [1, L, V] of a part of a prompt.
 
-        Soft tokens may have any id. `rows` are the features for this part. `positions` are [3][L], or None if they are
-        the offsets. `forward` maps tokens [1, L] and layer caches to logits.
+        Soft tokens may have any id. `rows` are the features for this part. `positions` are [3][L], or None if each
+        position is the token's offset. `forward` maps tokens [1, L] and layer caches to logits.
         """
         ids = plain_ids(tokens, rows)
         with ExitStack() as stack:
@@ -176,7 +176,7 @@ class MediaForward:
 
     @contextmanager
     def shifted(self, shifts: Sequence[int]) -> Iterator[None]:
-        """Shifts the positions of every forward inside: each row of a batch by its own number."""
+        """Shifts the positions of every forward in the `with` block: each row of a batch by its number in `shifts`."""
         if not any(shifts):
             yield
             return
@@ -206,7 +206,7 @@ class MediaForward:
 
 
 def _is_plain(rope: object) -> bool:
-    """Returns True for a rope without scaling, as `angles` computes it."""
+    """Returns True for a rope without scaling, the only kind that `angles` can compute."""
     return type(rope) is RoPE and not rope.traditional and rope.scale == 1.0
 
 
@@ -219,14 +219,14 @@ def _table_owner(module: Module) -> tuple[Module, str]:
 
 
 def _first_sliding(owner: Module) -> int | None:
-    """Returns the layer whose cache makes the masks of all layers with a window."""
+    """Returns the index of the first layer with a window, whose cache makes all their masks; None without one."""
     kinds = [getattr(layer, "layer_type", "") for layer in cast("list[Module]", owner.layers)]
     return kinds.index(_SLIDING) if _SLIDING in kinds else None
 
 
 @contextmanager
 def _blocks(cache: object, rows: Sequence[FeatureRows]) -> Iterator[None]:
-    own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - mlx-lm's caches share no class that has it
+    own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - mlx-lm's caches share no class with this method
     setattr(cache, "make_mask", with_blocks(own, rows))  # noqa: B010
     try:
         yield

@@ -1,7 +1,7 @@
-"""The format, size and orientation of a picture, from a walk over the parts of its file before the pixels.
+"""Reads the format, size and orientation of a picture, by a walk over the parts of its file before the pixels.
 
-The walk is bounded: it skips a part by its length, and refuses a file with too many parts, at whatever depth. It also
-finds the parts that a decoder needs: in metadata, files can hide work that is quadratic in their size.
+The walk is bounded: it skips each part by the part's length, and refuses a file with too many parts, nested ones too.
+The walk finds the parts that a decoder needs. Metadata is left out: it can hide work quadratic in a file's size.
 """
 
 import re
@@ -14,43 +14,43 @@ from runner.errors import MediaError
 MAX_PIXELS = 100_000_000
 """Pictures of more pixels are refused."""
 MOST_PARTS = 4096
-"""The most segments, chunks, blocks or boxes before the pixels, at all depths. Cameras and editors write some hundred
-at most; an AVIF of 100 megapixels has some hundred tiles."""
-_MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels, which can use 4 KB of tables
-_MOST_FILL_BYTES = 1 << 16  # between the segments of a JPEG
+"""The most segments, chunks, blocks or boxes before the pixels, nested ones included. Cameras and editors write at
+most a few hundred; an AVIF of 100 megapixels has a few hundred tiles."""
+_MOST_TABLE_BYTES = 1 << 16  # of a JPEG's tables before its pixels; decoding needs at most 4 KB of tables
+_MOST_FILL_BYTES = 1 << 16  # of fill between the segments of a JPEG, in total
 _MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
 UPRIGHT = 1
 _SIDEWAYS = 5
-"""From this orientation on, width and height change places."""
+"""From this orientation number on, stored width and height are exchanged."""
 Parts: TypeAlias = Iterator[object]
-"""Ends after MOST_PARTS parts of a file. All loops of a walk share one."""
+"""An iterator that ends after MOST_PARTS parts of a file. All loops of one walk share the same iterator."""
 
 
 class PictureHeader(NamedTuple):
-    """Format and size of a picture, in pixels as the viewer sees it: after `orientation` was applied."""
+    """The format and size of a picture. `width` and `height` are in pixels, after `orientation` is applied."""
 
     format: str
     """One of SERVED."""
     width: int
     height: int
     orientation: int = UPRIGHT
-    """EXIF's number, 1 to 8, for the turn that makes the stored pixels upright."""
+    """EXIF's number, 1 to 8, for the turn or mirroring that makes the stored pixels upright."""
     kept: tuple[tuple[int, int], ...] = ()
-    """The start and end of each part of the file that a decoder needs; empty for all of it."""
+    """The start and end of each part of the file that a decoder needs; empty if it needs the whole file."""
 
     @property
     def stored_size(self) -> tuple[int, int]:
-        """Width and height before the orientation was applied."""
+        """The width and height of the stored pixels, before the orientation is applied."""
         return (self.height, self.width) if self.orientation >= _SIDEWAYS else (self.width, self.height)
 
     def pieces(self, data: bytes) -> list[memoryview]:
-        """Returns the parts of the file that a decoder needs and that are not empty, without copying them."""
+        """Returns views of the parts of the file that a decoder needs. Leaves out empty parts."""
         whole = memoryview(data)
         return [piece for start, stop in self.kept or [(0, len(data))] if (piece := whole[start:stop])]
 
 
 def read_picture_header(data: bytes) -> PictureHeader:
-    """Returns the header of a picture. Raises MediaError if the picture is not served."""
+    """Returns the header of a picture. Raises MediaError for a damaged, too large or unsupported picture."""
     name = picture_format(data)
     if name not in SERVED:
         raise MediaError(f"decode image: {_advice(data, name)}")
@@ -70,7 +70,7 @@ def read_picture_header(data: bytes) -> PictureHeader:
 
 
 def damaged(name: str, why: str) -> MediaError:
-    """Returns the refusal of a picture of this format."""
+    """Returns the error that refuses a damaged picture of the format `name`."""
     return MediaError(f"decode image: damaged {name}: {why}")
 
 
@@ -79,7 +79,7 @@ def _crowded(name: str) -> MediaError:
 
 
 SERVED = ("PNG", "JPEG", "GIF", "WebP", "BMP", "AVIF")
-"""Formats whose decoders are inside every wheel of Pillow. None of them starts a program or opens another file."""
+"""The formats that are decoded. Each decoder is in every wheel of Pillow, starts no program and opens no file."""
 
 _STARTS = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -108,7 +108,7 @@ _TEXT_HEAD = 1024
 
 
 def picture_format(data: bytes) -> str:
-    """Returns the name of a picture's format, served or not; "" for an unknown one."""
+    """Returns the name of a picture's format, in SERVED or not; "" for an unknown format."""
     for start, name in _STARTS:
         if data.startswith(start):
             return name
@@ -121,7 +121,7 @@ def picture_format(data: bytes) -> str:
 
 
 def _format_of_brands(data: bytes) -> str:
-    """Reads the brands of an ISO container: the major one, four bytes of version, then the compatible ones."""
+    """Returns the format that an ISO container's brands name: a major brand, four bytes of version, other brands."""
     end = min(int.from_bytes(data[:4]), _TEXT_HEAD)
     brands = {data[8:12], *(data[place : place + 4] for place in range(16, end, 4))}
     if brands & _AVIF_BRANDS:
@@ -142,8 +142,8 @@ AUDIO = "audio"
 
 
 def media_kind(data: bytes) -> str:
-    """Returns IMAGE, AUDIO, or "" for bytes that are neither. IMAGE includes formats that are not served, so that the
-    refusal can name them."""
+    """Returns IMAGE, AUDIO, or "" for bytes that are neither. IMAGE includes formats that are not in SERVED, so that
+    a refusal can name the format."""
     if data.startswith((b"ID3", b"fLaC", b"OggS")) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
         return AUDIO
     if picture_format(data):
@@ -152,7 +152,7 @@ def media_kind(data: bytes) -> str:
 
 
 def is_mpeg(data: bytes) -> bool:
-    """Returns True for the sync bits of an MPEG frame, of a version that exists."""
+    """Returns True if `data` begins with the sync bits of an MPEG frame and a valid version of MPEG."""
     word = int.from_bytes(data[:2])
     return word & 0xFFE0 == 0xFFE0 and word & 0x0018 != 0x0008
 
@@ -164,8 +164,8 @@ _ENTRY_BYTES = 12
 
 
 def orientation_of(exif: bytes, parts: Parts) -> int:
-    """Returns the orientation, 1 to 8, from a block of EXIF with or without its `Exif` prefix; 1 for a damaged block,
-    or one of more entries than there are `parts` left. Never raises: a picture with damaged EXIF is still a picture."""
+    """Returns the orientation, 1 to 8, from a block of EXIF with or without its `Exif` prefix. Returns 1 for a damaged
+    block, or once `parts` ends. Raises nothing: a picture with damaged EXIF can still be decoded."""
     tiff = exif.removeprefix(b"Exif\0\0")
     order = _ORDERS.get(tiff[:4])
     if order is None:
@@ -199,7 +199,7 @@ def _png(data: bytes, parts: Parts) -> PictureHeader:
         following = place + 12 + length
         if kind == b"eXIf":
             exif = place + 8, following - 4
-        elif kind in (b"IHDR", b"PLTE", b"tRNS", b"acTL", b"fcTL"):  # the last two count frames
+        elif kind in (b"IHDR", b"PLTE", b"tRNS", b"acTL", b"fcTL"):  # acTL and fcTL count an animation's frames
             kept.append((place, following))
         place = following
     raise _crowded("PNG")
@@ -213,7 +213,7 @@ def _jpeg(data: bytes, parts: Parts) -> PictureHeader:
             break
         fill += found.start() - place
         start, place, marker = found.start(), found.end(), found[1][0]
-        if 0xD0 <= marker <= 0xD8 or marker == 0x01:  # without a length
+        if 0xD0 <= marker <= 0xD8 or marker == 0x01:  # a marker without a segment
             continue
         if marker == 0xDA:
             return PictureHeader("JPEG", *size, orientation_of(exif, parts), (*kept, (start, len(data))))
@@ -263,7 +263,7 @@ def _gif(data: bytes, parts: Parts) -> PictureHeader:
                 break
             place += data[place] + 1
         place += 1
-        if data[start + 1] == 0xF9:  # transparency
+        if data[start + 1] == 0xF9:  # the extension that names the transparent colour
             kept.append((start, place))
     raise _crowded("GIF")
 
@@ -317,12 +317,12 @@ _TURNS = {
     (3, 0): 7,
     (3, 1): 5,
 }
-"""Quarter turns to the left, and the axis of the mirror after them -> EXIF's number."""
+"""(Quarter turns to the left, axis of the mirroring after the turns, if any) -> EXIF's orientation number."""
 Span = tuple[int, int]
 
 
 def _avif(data: bytes, parts: Parts) -> PictureHeader:
-    """Reads the properties of the primary item, or the first track."""
+    """Returns the header of an AVIF, from the properties of its primary item or from its first track."""
     for kind, (start, stop) in _boxes(data, (0, len(data)), parts):
         if kind == b"meta":
             return _item(data, (start + 4, stop), parts)
@@ -335,7 +335,7 @@ def _track(data: bytes, movie: Span, parts: Parts) -> PictureHeader:
     for kind, span in _boxes(data, movie, parts):
         header = dict(_boxes(data, span, parts)).get(b"tkhd") if kind == b"trak" else None
         if header is not None:
-            width, height = struct.unpack_from(">II", data, header[1] - 8)  # with 16 bits after the point
+            width, height = struct.unpack_from(">II", data, header[1] - 8)  # both with 16 bits after the point
             return PictureHeader("AVIF", width >> 16, height >> 16)
     raise damaged("AVIF", "it has no track")
 
@@ -361,7 +361,7 @@ def _item(data: bytes, meta: Span, parts: Parts) -> PictureHeader:
 
 
 def _indices(data: bytes, at: int, item: int, parts: Parts) -> list[int]:
-    """Returns the numbers, from 1 on, of an item's properties."""
+    """Returns the indices, from 1 on, of an item's properties. `at` is where the contents of `ipma` begin."""
     wide_item, wide_index = data[at] > 0, data[at + 3] & 1
     (count,) = struct.unpack_from(">I", data, at + 4)
     at += 8
@@ -379,7 +379,7 @@ def _indices(data: bytes, at: int, item: int, parts: Parts) -> list[int]:
 
 
 def _boxes(data: bytes, span: Span, parts: Parts) -> Iterator[tuple[bytes, Span]]:
-    """Yields the kinds of the boxes in a part of a file, and where their contents begin and end."""
+    """Yields the kind of each box in a part of a file, and the start and end of the box's contents."""
     place, end = span
     for _ in parts:
         if place + 8 > end:

@@ -1,6 +1,6 @@
-"""Opens the sight and the hearing of a model: towers, the preparation of media, and the forward that takes them.
+"""Opens the sight and the hearing of a model: towers, the preparation of media, and the forward over media.
 
-A fault of a tower costs its kind of media alone: the text model is served, and refuses these media with the reason.
+If a tower has a fault, the text model is still served. It refuses that tower's kind of media with the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,20 +33,20 @@ from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 _SECTIONS = [11, 11, 10]
-"""The default of mlx-lm."""
+"""The default `mrope_section` of mlx-lm."""
 Opened = TypeVar("Opened")
 
 
 class Sight(NamedTuple):
-    """The parts with which a model sees and hears: one for any thread, one for the engine thread. Without them, `why`
-    is the reason, empty for a text model."""
+    """The parts with which a model sees and hears: `support` for any thread, `encoder` for the engine thread. Without
+    both, `why` is the reason; it is empty for a text model."""
 
     support: MediaSupport | None = None
     encoder: MediaEncoder | None = None
     why: str = ""
 
     def plug(self, parts: Parts) -> None:
-        """Adds both to an engine, or the reason why there are none."""
+        """Adds `support` and `encoder` to an engine, or the reason why the model has none."""
         if self.support is None or self.encoder is None:
             parts.vision = NoVision(self.why)
             return
@@ -61,7 +61,7 @@ class Sight(NamedTuple):
 
 
 def open_sight(parts: Parts) -> Sight:
-    """Loads the towers of a model, on the engine thread. Logs a fault of a tower, or of a file that describes it."""
+    """Loads the towers of a model, on the engine thread. Logs a fault of a tower or its files."""
     plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
@@ -82,7 +82,7 @@ def open_sight(parts: Parts) -> Sight:
 def supported(
     model: OpenedModel, seeing: FamilyPictures | None, hearing: Hearing | None, faults: Mapping[str, str]
 ) -> MediaSupport:
-    """Returns the port for preparing requests. `faults` are the reasons for refusing kinds of media."""
+    """Returns the preparation of requests. `faults` maps kinds of media to the reason why a tower does not work."""
     none = "this model does not support {} input"
     refusals = {kind: f"{none.format(kind)}: {why}" for kind, why in faults.items()}
     if seeing is None:
@@ -93,7 +93,7 @@ def supported(
 
 
 def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str) -> Opened | None:
-    """Returns the result of `load`; None if it fails, with the reason in the log and in `faults`."""
+    """Returns the result of `load`. If `load` fails, logs the reason, adds it to `faults` and returns None."""
     name, lost = {IMAGE: ("vision", "the model sees no pictures"), AUDIO: ("hearing", "the model hears nothing")}[kind]
     try:
         return load()
@@ -120,7 +120,7 @@ def _open_sounds(parts: Parts, plan: TowerPlan[SoundTower]) -> tuple[Hearing, So
 
 
 def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> FamilyPictures:
-    """Returns the preparation of pictures for this tower. Raises ModelError for any fault in the files."""
+    """Returns the preparation of pictures for the tower of `plan`. Raises ModelError for any fault in the files."""
     if plan.fault:
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config, model.json_file(PREPROCESSOR))
@@ -129,7 +129,7 @@ def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) 
 
 
 def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Tokenizer) -> Hearing:
-    """Returns the preparation of sounds for this tower. Raises as `seeing_of`."""
+    """Returns the preparation of sounds for the tower of `plan`. Raises ModelError for any fault in the files."""
     if plan.fault:
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config)

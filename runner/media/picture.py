@@ -1,7 +1,7 @@
-"""Bytes to pixels, with Pillow. The only module that imports it, in a process of its own.
+"""Decodes the bytes of a picture to pixels, with Pillow. Only processes that decode import this module.
 
-Calls decoders by name: Pillow's search would try 44 formats, one of which starts a program. Rows made of the pixels
-equal those of transformers' processors for Pillow bit for bit, so a JPEG is never decoded at a fraction of its size.
+Calls each format's decoder by name: Pillow's own search would try 44 formats, one of which starts a program. Rows made
+of the pixels must equal those of transformers' processors bit for bit, so a JPEG is always decoded in full size.
 """
 
 import re
@@ -22,7 +22,7 @@ from runner.errors import MediaError
 from runner.media.geometry import Alpha
 from runner.media.header import MOST_PARTS, PictureHeader, damaged
 
-Image.MAX_IMAGE_PIXELS = None  # the walk over the header has checked them
+Image.MAX_IMAGE_PIXELS = None  # `read_picture_header` has checked their number
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # one picture is decoded at a time, on one core
 
 _READERS: dict[str, Callable[[BytesIO], ImageFile]] = {
@@ -45,19 +45,19 @@ _TURNS = {
 """Orientation -> the operation that makes the stored pixels upright."""
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _UPPER_BYTES = [level >> 8 for level in range(1 << 16)]
-"""Pillow's own conversion would clip all but the darkest 256 levels to white."""
+"""The upper byte of each 16-bit level. Pillow's own conversion would make all but the darkest 256 levels white."""
 MOST_SCANS = 100
-"""The most scans of a progressive JPEG, each over all pixels. Encoders write about ten."""
+"""The most scans of a progressive JPEG. Each scan passes over all pixels; encoders write about ten scans."""
 _MARKER = re.compile(rb"\xff([^\xff\0\x01\xd0-\xd8])", re.DOTALL)
-"""A marker at which a decoder stops. Among pixels 0 follows an FF that begins no marker; 1 and D0 to D8 stand alone."""
+"""Matches a marker at which a decoder stops. FF 0 is pixel data; the markers 1 and D0 to D8 are passed over."""
 _LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0xC8}
-"""Markers of segments with a length."""
+"""The markers whose segments begin with their length."""
 
 
 def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
     """Returns the first frame of a picture, upright and resized to `width` x `height`, in the mode RGB.
 
-    `header` is the header of the same bytes. Raises MediaError for a damaged picture, and MemoryError.
+    `header` must be the header of `data`. Raises MediaError for a damaged picture, and MemoryError.
     """
     data = b"".join(header.pieces(data))
     if header.format == "JPEG":
@@ -68,7 +68,7 @@ def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, 
             plain = _plain(image, alpha)
     except (MemoryError, MediaError):
         raise
-    except Exception as error:  # decoders raise anything, from KeyError to RuntimeError, in words for programmers
+    except Exception as error:  # decoders raise errors of any type, KeyError among them, in words for programmers
         raise _refusal(header.format, error) from error
     if plain.size != header.stored_size:
         raise damaged(header.format, "its pixels have another size than its header")
@@ -81,7 +81,7 @@ def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, 
 
 
 def _refusal(name: str, error: Exception) -> MediaError:
-    """Returns the refusal for an exception of a decoder."""
+    """Returns the error that refuses a picture, for an exception that its decoder raised."""
     text = str(error)
     if text.startswith("Unsupported "):
         return MediaError(f"decode image: {text}: convert the image to PNG")
@@ -92,7 +92,7 @@ def _refusal(name: str, error: Exception) -> MediaError:
 def _count_scans(data: bytes) -> None:
     """Raises MediaError for a JPEG of more than MOST_SCANS scans, or more than MOST_PARTS parts before its end.
 
-    Walks from marker to marker as a decoder does, over whole segments.
+    Goes from marker to marker and skips whole segments, as a decoder does.
     """
     place, scans = 0, 0
     for _ in range(MOST_PARTS):
@@ -111,7 +111,7 @@ def _count_scans(data: bytes) -> None:
 def _plain(image: Image.Image, alpha: Alpha) -> Image.Image:
     """Returns the picture in one of the modes L, RGB, and RGBa (colours multiplied by opacity).
 
-    Grey stays one channel, which resizes to the same values as three equal ones.
+    A grey picture stays in one channel: resizing gives the same values as with three equal channels.
     """
     if image.mode in _SIXTEEN_BIT:
         return image.convert("I").point(_UPPER_BYTES, "L")

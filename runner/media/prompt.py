@@ -1,8 +1,8 @@
 """Prompts with media: markers become tokens, and every item gets a name that no other item has.
 
-A prompt has two forms of the same length. The sampler counts its *ids*, and the forward looks them up. Caches compare
-its *keys*: the soft tokens of an item have the item's name there, a negative number, so that two prompts part where
-their media differ. Everything but `MediaNames` is immutable; any thread may read it.
+A prompt has two lists of the same length. The sampler and the forward use the *ids*. Caches compare the *keys*, in
+which an item's name, a negative number, stands for each soft token of the item, so that two prompts differ where their
+media differ. Objects of all classes but `MediaNames` are immutable, and any thread may read them.
 """
 
 import re
@@ -21,30 +21,30 @@ from runner.media.sound_header import SoundHeader
 _MARKER = re.compile(r"\[img-([0-9]+)\]")
 _MOST_NAMES = 1 << 16
 _MOST_DIGITS = 20
-"""An item's number has fewer."""
+"""The most digits that are read of a marker's number; the number of an item has fewer digits."""
 
 
 class Marker(NamedTuple):
-    """The place of an item in a text."""
+    """The marker `[img-N]` in a prompt: the place of the item whose number is `id`."""
 
     id: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Item(ABC):
-    """A picture or a sound in a prompt: its encoded file and its size."""
+    """A picture or a sound in a prompt: the bytes of its file, and its sizes."""
 
     data: bytes
     name: int = 0
-    """Negative once it is given: shared with the same bytes, prepared in the same way, and with no other item."""
+    """0 until a name is given, then negative. Only items of the same bytes and preparation share a name."""
     before: Sequence[int] = ()
     after: Sequence[int] = ()
-    """The tokens around its own."""
+    """`before` and `after` are the ids around the item's soft tokens."""
 
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """The number of its soft tokens; 1, the least, if only decoding finds it."""
+        """The number of the item's soft tokens; 1, a lower bound, if only decoding finds the number."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,7 +52,7 @@ class Picture(Item):
     header: PictureHeader
     geometry: Geometry
     ids: Sequence[int] = ()
-    """The tokens in its place; empty if all are the same soft token."""
+    """The ids of the picture's soft tokens; empty if all have the same id, `soft_id` of the prompt."""
 
     @property
     def tokens(self) -> int:
@@ -61,7 +61,7 @@ class Picture(Item):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class UnmeasuredPicture(Item):
-    """A picture of a size for which the number of tokens is not known yet."""
+    """A picture whose number of soft tokens is not known yet, because no picture of its size was measured."""
 
     header: PictureHeader
 
@@ -72,7 +72,7 @@ class UnmeasuredPicture(Item):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sound(Item):
-    """A sound. Without a clip it has to be decoded before its length is known."""
+    """A sound. If `clip` is None, only decoding finds the number of its soft tokens."""
 
     header: SoundHeader
     family: SoundFamily
@@ -84,7 +84,7 @@ class Sound(Item):
 
 
 class Span(NamedTuple):
-    """The soft tokens of one item in a prompt, from `start` to `stop`."""
+    """The place of one item's soft tokens in a prompt: offsets from `start` up to, but without, `stop`."""
 
     start: int
     stop: int
@@ -92,11 +92,11 @@ class Span(NamedTuple):
 
 
 class MediaNames:
-    """Names for media, by their digests. No name is given twice, so a forgotten one costs a miss in the cache, never a
-    wrong hit."""
+    """The names of media by digest. No two digests ever get the same name, so a forgotten name can cause a miss in the
+    cache, but never a wrong hit."""
 
     def __init__(self, most: int = _MOST_NAMES) -> None:
-        """Remembers the last `most` items."""
+        """Remembers the `most` names that were asked for last."""
         self._most = most
         self._names: OrderedDict[bytes, int] = OrderedDict()
         self._digests: dict[int, bytes] = {}
@@ -116,7 +116,7 @@ class MediaNames:
             return name
 
     def digest_of(self, name: int) -> bytes | None:
-        """Returns the digest of the item of this name; None if it is forgotten."""
+        """Returns the digest of the item with this name; None if the name is forgotten."""
         return self._digests.get(name)
 
 
@@ -126,8 +126,8 @@ class MediaPrompt:
     def __init__(
         self, parts: Sequence[Sequence[int] | Item], soft_id: int, sound_id: int = -1, *, mrope: bool = False
     ) -> None:
-        """Joins `parts`: the ids of texts, and items. `soft_id` stands for pictures, `sound_id` for sounds. With
-        `mrope` positions have three channels, and there are no sounds."""
+        """Joins `parts`: the ids of texts, and items. `soft_id` is the id of a picture's soft tokens, `sound_id` of a
+        sound's. With `mrope`, positions have three channels, and `parts` must contain no sound."""
         self.ids: list[int] = []
         self.keys: list[int] = []
         spans: list[Span] = []
@@ -145,19 +145,19 @@ class MediaPrompt:
         self._mrope = mrope
         self._positions: tuple[list[int], list[int], list[int]] | None = None
         self.shift = sum(_geometry(item).extent - (stop - start) for start, stop, item in spans) if mrope else 0
-        """The position of a token after the prompt, less its offset; 0 or negative."""
+        """The position of any token after the prompt minus the offset of that token; 0 or negative."""
 
     @property
     def nbytes(self) -> int:
         return sum({id(span.item): len(span.item.data) for span in self.spans}.values())
 
     def next_span(self, offset: int) -> Span | None:
-        """Returns the first item that is not wholly before an offset."""
+        """Returns the first span with soft tokens at or after `offset`; None if there is none."""
         return next((span for span in self.spans if span.stop > offset), None)
 
     def positions(self, start: int, stop: int) -> list[list[int]] | None:
-        """Returns the positions of tokens in the three channels: time, row and column. None if they are the offsets:
-        without `mrope`, and before the first picture."""
+        """Returns the positions of the tokens from `start` to `stop` in three channels: time, row and column. Returns
+        None if positions equal offsets: without `mrope`, and before the first picture."""
         if not self._mrope or stop <= self.spans[0].start:
             return None
         if self._positions is None:

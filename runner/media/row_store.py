@@ -1,4 +1,4 @@
-"""The rows that towers take: their makers, and a store that has media decoded, one at a time, and keeps the last."""
+"""Makes the rows that towers encode. A store has media decoded, one item at a time, and keeps the latest rows."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -22,48 +22,48 @@ if TYPE_CHECKING:
     from runner.media.geometry import Pixels
 
 MediaRows: TypeAlias = "Pixels | npt.NDArray[np.float32]"
-"""The input of a tower: rows of pixels [patches, values], or of numbers [rows, values]."""
+"""The input of a tower: rows of a picture [patches, values], or rows of a sound [rows, values]."""
 _MOST_BYTES = 128 << 20
 _MOST_NAMES = 1 << 16
 
 
 class Pictures(ABC):
-    """The tokens and rows that a model makes of pictures. Any thread may use it."""
+    """A model's preparation of pictures: makes tokens and rows. Any thread may use it."""
 
     name: str
-    """In keys of caches."""
+    """The name of this preparation in the digests of items."""
     title: str
-    """In texts that hosts show: `qwen3.5 does not support audio input`."""
+    """The family's name in messages that hosts show: `qwen3.5 does not support audio input`."""
     mrope: bool
     soft: int
-    """The id in the place of a picture's soft tokens."""
+    """The id of a picture's soft tokens in a prompt."""
 
     @abstractmethod
     def picture(self, data: bytes, header: PictureHeader) -> Item:
-        """Returns a picture without its name. Raises MediaError."""
+        """Returns the item of a picture, still without a name. Raises MediaError for an unusable picture."""
 
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         """Raises RequestError for a prompt that the model cannot take."""
         del prompt, context_length
 
     def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
-        """Finds the tokens of an `UnmeasuredPicture`. Raises MediaError, and once `left` returns True."""
+        """Finds the tokens of an `UnmeasuredPicture`. Raises MediaError if that fails or once `left` returns True."""
         del header, left
 
     @abstractmethod
     def needed_bytes(self, picture: Picture) -> int:
-        """Returns the most bytes that making its rows takes at once."""
+        """Returns the most memory, in bytes, that making the rows of `picture` needs."""
 
     @abstractmethod
     def rows(self, picture: Picture, decoder: DecodeProcess, left: Callable[[], bool]) -> "MediaRows":
-        """Decodes a picture. Raises MediaError, and once `left` returns True."""
+        """Decodes a picture and returns its rows. Raises MediaError if that fails or once `left` returns True."""
 
 
 class FamilyPictures(Pictures):
-    """The pictures of a family, with the ids around and in the place of their soft tokens."""
+    """The preparation of pictures by a family: `soft` is the id of soft tokens, `start` and `end` enclose them."""
 
     def __init__(self, family: PictureFamily, start: int, soft: int, end: int, sections: Sequence[int] = ()) -> None:
-        """`sections` are the numbers of frequencies that turn by time, row and column; () for positions of one
+        """`sections` are the numbers of frequencies that rotate by time, row and column; () if positions have one
         channel."""
         self.family = family
         self.start, self.soft, self.end, self.sections = start, soft, end, sections
@@ -86,10 +86,10 @@ class FamilyPictures(Pictures):
 
 
 class RowStore:
-    """The rows of the media that requests show. Any thread may use it.
+    """The rows of the media in requests. Any thread may use it.
 
-    Every item is decoded once before its request is taken, so that a damaged one is refused in time. Rows beyond a
-    bound are dropped, and decoded again when a tower needs them: requests that wait hold files, not rows.
+    Every item is decoded once before its request is accepted, so that a damaged item is refused in time. Beyond a
+    bound, the oldest rows are dropped. A dropped item is decoded again when a tower needs its rows.
     """
 
     def __init__(
@@ -97,50 +97,50 @@ class RowStore:
     ) -> None:
         """Keeps at most `most_bytes` of rows."""
         self.room_bytes: int | None = None
-        """The most that decoding an item may take; None: as much as its size explains."""
+        """The most memory that decoding an item may need; None for no such limit."""
         self.held_bytes = 0
-        """The bytes of the rows that are kept."""
+        """The bytes of the kept rows."""
         self._pictures = pictures
         self._most_bytes = most_bytes
         self._decoder = decoder or DecodeProcess()
-        self._decoding_bytes = 0  # the most that the current item takes
-        self._gives_way = False  # the current item must end
+        self._decoding_bytes = 0  # the most memory that decoding the current item needs
+        self._gives_way = False  # decoding the current item must stop
         self._thread = ThreadPoolExecutor(1, "decode")
         self._lock = Lock()
         self._rows: OrderedDict[int, MediaRows] = OrderedDict()
         self._wanted: set[int] = set()  # names of items whose rows are kept once they are decoded
-        self._good: OrderedDict[int, Clip | None] = OrderedDict()  # items that were decoded without an error
+        self._good: OrderedDict[int, Clip | None] = OrderedDict()  # items decoded without an error
 
     def close(self) -> None:
         self._thread.shutdown()
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows that are kept, and the most that decoding the current item takes."""
+        """The bytes of the kept rows, plus the most memory that decoding the current item needs."""
         return self.held_bytes + self._decoding_bytes
 
     def give_way(self) -> None:
-        """Drops the rows that are kept, and ends the current item, which is refused: others need the memory."""
+        """Frees memory for running requests: drops the kept rows, and refuses the item that is being decoded."""
         with self._lock:
             self._rows.clear()
             self.held_bytes = 0
-        if self.room_bytes is not None and self._decoding_bytes:  # else it takes no memory that others need
+        if self.room_bytes is not None and self._decoding_bytes:  # else decoding uses other memory than the model
             self._gives_way = True
             self._decoding_bytes = 0
 
     def is_good(self, item: Item) -> bool:
-        """Returns True if the item was decoded before."""
+        """Returns True if the item was decoded before without an error."""
         with self._lock:
             return item.name in self._good
 
     def clip(self, name: int) -> Clip | None:
-        """Returns the clip of the sound of this name; None if it was not decoded before."""
+        """Returns the clip of the sound with this name; None if that sound was not decoded before."""
         with self._lock:
             return self._good.get(name)
 
     def rows(self, item: Item, left: Callable[[], bool]) -> "Future[MediaRows]":
-        """Returns the rows of an item, and forgets them. The future raises MediaError for a damaged item, and once
-        `left` returns True."""
+        """Returns the rows of an item: removes the kept rows from the store, or decodes the item. The future raises
+        MediaError for a damaged item, and once `left` returns True."""
         rows = self.drop(item)
         if rows is None:
             return self._thread.submit(self._decoded, item, left)
@@ -150,7 +150,7 @@ class RowStore:
 
     def check(self, item: Item, left: Callable[[], bool]) -> Future[None]:
         """Decodes an item and keeps its rows while there is room, or measures an unmeasured picture. The future raises
-        as that of `rows`."""
+        MediaError as the future of `rows` does."""
         if isinstance(item, UnmeasuredPicture):
             assert self._pictures is not None
             return self._thread.submit(self._pictures.measure, item.header, left)
@@ -159,7 +159,7 @@ class RowStore:
         return self._thread.submit(self._keep, item, left)
 
     def drop(self, item: Item) -> "MediaRows | None":
-        """Forgets the rows of an item, also if it is just being decoded, and returns them if there are any."""
+        """Removes and returns the kept rows of an item; None without any. Rows still being decoded will not be kept."""
         with self._lock:
             self._wanted.discard(item.name)
             rows = self._rows.pop(item.name, None)

@@ -1,8 +1,8 @@
-"""Bytes to rows of sound, with numpy: samples, at one rate, in pieces, as a tower takes them. Runs in the process that
-decodes.
+"""Decodes the bytes of a sound to rows for a tower, with numpy: reads samples, brings them to RATE, cuts them into
+pieces. Runs in the process that decodes.
 
-The arithmetic is that of Ollama's runner (docs/internals/wire.md, 13); the logarithmic spectra equal those of
-transformers' feature extractor for Gemma 4 bit for bit.
+The arithmetic is that of Ollama's runner (docs/internals/wire.md, section 13). The logarithmic spectra equal, bit for
+bit, those of transformers' feature extractor for Gemma 4.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,19 +33,19 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_FRAMES = 1 << 17
 _PASS_FRAMES = 128
-"""The least inputs, on average, that a pass of Python resamples."""
+"""The least number of inputs, on average, that one pass of the loop over phases in `to_rate` resamples."""
 _MOST_VALUES = 1 << 21
-"""The most samples of all channels that are converted at once."""
+"""The most samples, over all channels, that `mono` converts at once."""
 _MOST_WEIGHTS = 1 << 17
-"""The most weights that are computed at once."""
+"""The most weights of the resampling kernel that are computed at once."""
 
 
 def decode_sound(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
     """Returns the number of rows of each piece of a sound, and the rows, piece after piece.
 
-    `data` are the samples of a WAV alone, or another file. A row is a logarithmic spectrum [MEL_BINS], in pieces of at
-    most 30 s; or, unless `frame_samples` is 0, that number of samples, in one piece. Raises MediaError for a sound that
-    is too short or damaged.
+    `data` is the samples of a WAV, or a whole file of another format. If `frame_samples` is 0, a row is a logarithmic
+    spectrum [MEL_BINS], and a piece has at most 30 s. Otherwise, a row is `frame_samples` samples, and there is one
+    piece. Raises MediaError for a sound that is too short or damaged.
     """
     if header.is_exact:
         samples = to_rate(lambda start, stop: mono(data, header, start, stop), header.frames, header.rate)
@@ -68,13 +68,13 @@ def decode_sound(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[
 
 @cache
 def decode_silence() -> None:
-    """Decodes silence once, so that libraries, their buffers and tables count towards the limits of no sound."""
+    """Decodes silence once, to load libraries, buffers and tables before the limits of a sound apply."""
     silence = SoundHeader(WAV, RATE // 2, 1, 16, False, 0, 4 * FRAME)
     decode_sound(bytes(silence.stop), silence, 0)
 
 
 def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
-    """Returns the frames from `start` to `stop`, each the mean of its channels, between -1 and 1."""
+    """Returns the mean of the channels of each frame from `start` to `stop`. Scales integers to -1 to 1."""
     most = _MOST_VALUES // header.channels
     if stop - start > most:
         return np.concatenate([mono(data, header, at, min(at + most, stop)) for at in range(start, stop, most)])
@@ -99,7 +99,7 @@ def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
 
 
 def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
-    """Returns the frames of a file, each the mean of its channels, and their rate. Raises MediaError."""
+    """Returns the mean of the channels of each frame of a file, and the rate. Raises MediaError for a bad file."""
     import soundfile
 
     try:
@@ -107,12 +107,12 @@ def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
             return _frames(file.read, file.channels, file.samplerate), file.samplerate
     except (MediaError, MemoryError):
         raise
-    except Exception as error:  # libsndfile's, of many kinds
+    except Exception as error:  # libsndfile raises errors of many types
         raise MediaError(f"decode audio: damaged {name}: its contents cannot be decoded") from error
 
 
 def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
-    """Returns all frames of a file, which `read` returns block by block, each the mean of its channels."""
+    """Returns the mean of the channels of each frame of a file. `read` returns the next block of frames."""
     if not (0 < channels <= MOST_CHANNELS and 0 < rate <= MOST_RATE):
         raise MediaError(
             f"decode audio: {channels} channels at {rate} Hz exceed the limit of {MOST_CHANNELS} channels at"
@@ -134,19 +134,19 @@ _STEPS = 8192
 
 
 def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Floats:
-    """Resamples `frames` samples from `rate` to RATE, by a windowed sinc of unit gain, also at the edges. `read`
-    returns the samples from a start to a stop: one block at a time."""
+    """Returns `frames` samples, resampled from `rate` to RATE by a windowed sinc. Gain is 1, at both ends too.
+    `read(start, stop)` returns the samples of one block."""
     if rate == RATE or frames <= 1:
         starts = range(0, frames, _BLOCK_FRAMES)
         blocks = [read(start, min(start + _BLOCK_FRAMES, frames)) for start in starts]
         return np.concatenate([np.zeros(0, np.float32), *blocks])
     reach = _ZEROS / (_ROLL_OFF * min(1.0, RATE / rate))
-    # The output `phases` later has its centre `step` inputs later. Odd rates have many phases.
+    # A cycle is `phases` outputs, over which the centre moves by `step` inputs. Unusual rates have many phases.
     step, phases = rate // gcd(rate, RATE), RATE // gcd(rate, RATE)
     count = resampled(frames, rate)
     found = np.empty(count, np.float32)
     all_turns = -(-count // phases)
-    turns = min(all_turns, max(1, max(_BLOCK_FRAMES, _PASS_FRAMES * phases) // step))  # of all phases, in a block
+    turns = min(all_turns, max(1, max(_BLOCK_FRAMES, _PASS_FRAMES * phases) // step))  # the number of cycles in a block
     taps, margin = 2 * ceil(reach) + 1, ceil(reach) + 2
     for turn in range(0, all_turns, turns):
         first = turn * step - margin
@@ -169,7 +169,7 @@ def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Float
 
 
 def _kernels(rate: int, reach: float, taps: int, count: int) -> Iterator[tuple[int, Doubles]]:
-    """Yields the first input of each of `count` outputs, and the weights of its inputs, at most `taps`."""
+    """Yields, for each of `count` outputs, the place of its first input and the weights of at most `taps` inputs."""
     steps, most = np.arange(taps), max(1, _MOST_WEIGHTS // taps)
     for first in range(0, count, most):
         centres = np.arange(first, min(first + most, count)) * rate / RATE
@@ -181,7 +181,7 @@ def _kernels(rate: int, reach: float, taps: int, count: int) -> Iterator[tuple[i
 
 
 def _weights(distances: Doubles) -> Doubles:
-    """Returns the kernel at distances from 0 to 1, between the entries of a table."""
+    """Returns the kernel's values at `distances`, from 0 (its centre) to 1. Interpolates between entries of a table."""
     places = distances * _STEPS
     lower = np.minimum(places.astype(np.int64), _STEPS - 1)
     share = places - lower
@@ -201,8 +201,8 @@ _QUIET = RATE // 10
 
 
 def cut_samples(samples: Floats) -> list[int]:
-    """Returns the lengths of the pieces: as few as possible and about equal, cut in the quietest tenth of a second near
-    the end of each."""
+    """Returns the lengths of the pieces of a sound: the fewest pieces of at most LONGEST samples, about equally long.
+    Each cut is in the quietest tenth of a second near the intended end of a piece."""
     lengths = []
     for left in range(-(-len(samples) // LONGEST), 1, -1):
         count = len(samples)
@@ -215,7 +215,7 @@ def cut_samples(samples: Floats) -> list[int]:
 
 
 def _quietest(samples: Floats) -> int:
-    """Returns the middle of the last of the windows with the least energy."""
+    """Returns the middle of the tenth of a second with the least energy; the last one if several are equal."""
     if len(samples) <= _QUIET:
         return len(samples) // 2
     energy = samples.astype(np.float64) ** 2
@@ -231,7 +231,7 @@ _FLOOR = 1e-3
 
 
 def spectra(samples: Floats) -> Floats:
-    """Returns logarithmic spectra [frames, MEL_BINS]. Raises MediaError for fewer than 161 samples, which make none."""
+    """Returns logarithmic spectra [frames, MEL_BINS]. Raises MediaError for fewer samples than 161: too few for one."""
     padded = np.pad(samples, (FRAME // 2, 0))
     if len(padded) <= FRAME:
         raise MediaError("audio too short")
@@ -248,7 +248,7 @@ def _window() -> Floats:
 
 @cache
 def _filters() -> Doubles:
-    """Returns the triangles of the bins over the frequencies, [257, MEL_BINS]: HTK's scale, without a norm."""
+    """Returns triangular mel filters [257 frequencies, MEL_BINS], on HTK's scale and not normalized."""
 
     def mel(hertz: float) -> float:
         return float(2595.0 * np.log10(1.0 + hertz / 700.0))

@@ -1,6 +1,6 @@
-"""The form and the length of a sound, from a bounded walk over the chunks of its file.
+"""Reads the form and the length of a sound, by a bounded walk over the chunks of its file.
 
-Texts are those of Ollama's runner (docs/internals/wire.md, 13), except where this runner alone refuses a file.
+Errors are worded as in Ollama's runner (docs/internals/wire.md, section 13), unless only this runner refuses a file.
 """
 
 import struct
@@ -12,20 +12,20 @@ from runner.errors import MediaError
 from runner.media.header import MOST_PARTS, is_mpeg
 
 RATE = 16_000
-"""Samples a second, as towers hear them."""
+"""The number of samples in a second of the sounds that towers encode."""
 LONGEST = 30 * RATE
-"""The most samples of a piece, where sounds are cut into pieces."""
+"""The most samples of a piece, in families that cut sounds into pieces."""
 HOP, FRAME = 160, 320
-"""Samples from one spectrum to the next, and samples of one."""
+"""HOP is the distance from one spectrum to the next, FRAME the length of a spectrum; both are in samples."""
 MEL_BINS = 128
-"""The numbers of a spectrum."""
+"""The number of values in a spectrum."""
 MOST_SECONDS = 600
 WAV = "WAV"
 OTHERS = ("MP3", "FLAC", "Ogg")
-"""Formats that need `soundfile`."""
+"""The formats that need the package `soundfile`."""
 _USUAL_RATE = 48_000
 _LEAST_SECOND_BYTES = 100
-"""The least bytes of a file for a second of sound at that rate: FLAC of silence takes nearly twice as much."""
+"""The least bytes of a file for a second of sound at `_USUAL_RATE`: FLAC of silence has nearly twice as many."""
 MOST_RATE = 768_000
 MOST_CHANNELS = 64
 _LEAST_BYTES = 12
@@ -33,55 +33,55 @@ _FMT_BYTES = 16
 _EXTENSIBLE, _EXTENSIBLE_BYTES = 0xFFFE, 26
 _INTEGERS, _FLOATS = 1, 3
 _FORMS = {(_INTEGERS, 8), (_INTEGERS, 16), (_INTEGERS, 24), (_INTEGERS, 32), (_FLOATS, 32)}
-"""Formats and bits of samples."""
+"""The supported (format, bits) of the samples of a WAV."""
 
 
 class SoundHeader(NamedTuple):
-    """The form of a sound, and the place of its samples. For a format other than WAV it holds bounds: only decoding
-    finds the rest."""
+    """The form of a sound, and the place of its samples in the file. For a format other than WAV, the values are
+    bounds: only decoding finds the true values."""
 
     format: str
     """WAV, or one of OTHERS."""
     rate: int
-    """Samples a second, of each channel."""
+    """The number of samples in a second of each channel."""
     channels: int
     bits: int
     floats: bool
     """True if samples are floating-point numbers, False if they are integers."""
     start: int
     stop: int
-    """The bytes of the file that hold the samples."""
+    """`start` and `stop` bound the bytes of the file that hold the samples."""
 
     @property
     def is_exact(self) -> bool:
-        """True if the header says how long the sound is."""
+        """True if the length of the sound follows from the header."""
         return self.format == WAV
 
     @property
     def frame_bytes(self) -> int:
-        """The bytes of one sample of all channels."""
+        """The bytes of one frame: one sample of each channel."""
         return self.channels * self.bits // 8
 
     @property
     def frames(self) -> int:
-        """The samples of each channel; the most possible, if the header is not exact."""
+        """The number of samples of each channel; an upper bound if the header is not exact."""
         if not self.is_exact:
             return self.rate * min(MOST_SECONDS, 1 + (self.stop - self.start) // _LEAST_SECOND_BYTES)
         return (self.stop - self.start) // self.frame_bytes
 
     @property
     def samples(self) -> int:
-        """The samples after resampling to RATE."""
+        """The number of samples after resampling to RATE."""
         return resampled(self.frames, self.rate)
 
 
 def resampled(frames: int, rate: int) -> int:
-    """Returns the number of samples that resampling to RATE makes of `frames`, at `rate`."""
+    """Returns the number of samples after resampling `frames` samples from `rate` to RATE."""
     return frames if frames <= 1 else -(-frames * RATE // rate)
 
 
 def read_sound_header(data: bytes) -> SoundHeader:
-    """Returns the header of a sound. Raises MediaError if the sound is not served."""
+    """Returns the header of a sound. Raises MediaError for a damaged, too long or unsupported sound."""
     if other := _other_format(data):
         if not _has_soundfile():
             raise MediaError(
@@ -111,7 +111,7 @@ def read_sound_header(data: bytes) -> SoundHeader:
 
 
 def _other_format(data: bytes) -> str:
-    """Returns one of OTHERS, by the first bytes; "" for anything else."""
+    """Returns the format in OTHERS that the first bytes of a file show; "" for any other file."""
     if data.startswith(b"fLaC"):
         return "FLAC"
     if data.startswith(b"OggS"):
@@ -126,8 +126,8 @@ def _has_soundfile() -> bool:
 
 
 def _chunks(data: bytes) -> tuple[bytes, tuple[int, int]]:
-    """Returns the content of the last `fmt ` chunk, and the place of the last `data` chunk. A chunk ends with the file
-    at the latest."""
+    """Returns the content of the last `fmt ` chunk of a WAV, and the (start, stop) of the last `data` chunk's content.
+    A chunk that claims more bytes than the file has is cut. Raises MediaError for a damaged WAV."""
     fmt: bytes | None = None
     samples: tuple[int, int] | None = None
     place, parts = _LEAST_BYTES, 0

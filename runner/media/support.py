@@ -1,6 +1,6 @@
-"""Requests to a model that sees or hears: markers become tokens, from headers alone, and media are decoded.
+"""Prepares requests to a model that sees or hears: turns markers into tokens by headers alone, and decodes media.
 
-Nothing here runs on the engine thread.
+Nothing in this module runs on the engine thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ Found = TypeVar("Found")
 
 DIGEST_BYTES = 32
 _PREPARATION = 1
-"""Another number for other rows from the same bytes and sizes."""
+"""A version number, which must change when the same bytes and sizes make other rows than before."""
 
 
 def digest(kind: str, family: str, sizes: Sequence[int], data: bytes) -> bytes:
-    """Returns 256 bits over an item: its kind, the name of the family that prepares it, its prepared sizes, its bytes.
+    """Returns 256 bits for an item, made of its kind, the name of its family, its prepared sizes and its bytes.
 
-    Each part is preceded by its length, so no two lists of parts make the same stream. Bytes after the end of an item
-    count: a miss at worst.
+    A length precedes each part, so that different lists of parts never make the same stream. Bytes after the end of the
+    picture or sound in `data` count too, which can only cause a miss in the cache.
     """
     numbers = ",".join(map(str, (_PREPARATION, *sizes)))
     state = blake2b(digest_size=DIGEST_BYTES, person=b"runner.media")
@@ -47,7 +47,7 @@ def digest(kind: str, family: str, sizes: Sequence[int], data: bytes) -> bytes:
 
 
 class Hearing(NamedTuple):
-    """The sounds of a family, with the ids around and in the place of their soft tokens."""
+    """The preparation of sounds by a family: `soft` is the id of soft tokens, `start` and `end` enclose them."""
 
     family: SoundFamily
     start: int
@@ -56,7 +56,7 @@ class Hearing(NamedTuple):
 
 
 class _UnmeasuredError(RequestError):
-    """A prompt shows media for which only decoding finds the number of tokens: the media of `prompt`."""
+    """A prompt has media whose number of tokens only decoding finds. `prompt` contains exactly these media."""
 
     def __init__(self, prompt: MediaPrompt) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class _UnmeasuredError(RequestError):
 
 
 def _measuring(read: Callable[Params, Found]) -> Callable[Params, Steps[Found]]:
-    """Makes `read` yield a prompt with the media that it has to have decoded first, and then begin again."""
+    """Returns steps that call `read`; if it raises _UnmeasuredError, they yield its prompt and call `read` again."""
 
     @wraps(read)
     def steps(*args: Params.args, **kwargs: Params.kwargs) -> Steps[Found]:
@@ -85,15 +85,15 @@ class MediaSupport:
 
     sees: ClassVar[bool] = True
     pictures: Pictures | None
-    """None if it only hears."""
+    """None if the model only hears."""
     names: MediaNames
     store: RowStore
     hearing: Hearing | None = None
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Kind of media -> the text with which it is refused."""
+    """Kind of media -> the message that refuses this kind."""
 
     def check(self, media: Sequence[Media]) -> None:
-        """Takes all media; `expand` refuses those of other kinds."""
+        """Accepts all media. `expand` refuses the kinds that the model does not accept."""
 
     def markers(self, prompt: str) -> tuple[set[int], str]:
         parts = [*split_markers(prompt)]
@@ -110,12 +110,12 @@ class MediaSupport:
         *,
         bos: bool = True,
     ) -> MediaPrompt | None:
-        """Returns a prompt with media; None if it has no marker. First yields the media that have to be decoded before
-        their tokens can be counted.
+        """Returns the tokens of a prompt with media; None if `prompt` has no marker. First yields the media that must
+        be decoded before their tokens can be counted.
 
-        Tokenizes each text between markers by itself, with `bos` the first one as a whole prompt. Stops after
-        `context_length` tokens to bound the work: the media of such a prompt, which is refused, have no names. Raises
-        RequestError in the words that hosts know, also once `left`, asked before each item, returns True.
+        Tokenizes each text between markers by itself; with `bos`, the first text as a whole prompt. Stops after
+        `context_length` tokens to bound the work: such a prompt is refused later, so its media get no names. Raises
+        RequestError in the words that hosts know. Calls `left` before each item, and raises RequestError if it is True.
         """
         items = {item.id: item for item in media}
         seen: dict[int, Item] = {}
@@ -150,7 +150,7 @@ class MediaSupport:
     def join(
         self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
     ) -> MediaPrompt:
-        """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand`."""
+        """Returns a prompt: the ids `before`, all of `media`, the ids `after`. Yields and raises as `expand` does."""
         items: list[Item] = []
         for each in media:
             if left():
@@ -166,7 +166,7 @@ class MediaSupport:
         return MediaPrompt(parts, self.pictures.soft, sound_id, mrope=self.pictures.mrope)
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
-        """Returns an item without its name, which takes reading all of the file."""
+        """Returns the item of `number`, still without a name, because a name requires reading the whole file."""
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")
@@ -182,7 +182,7 @@ class MediaSupport:
         raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
 
     def _sound(self, data: bytes, hearing: Hearing) -> Sound:
-        """Returns a sound, with its name if only decoding finds its length."""
+        """Returns a sound. If only decoding finds its length, gives a name and looks for the clip of this name."""
         header, family = read_sound_header(data), hearing.family
         clip = family.clip(header.samples) if header.is_exact else None
         start, end = [hearing.start], [hearing.end]
@@ -214,7 +214,7 @@ class MediaSupport:
 
 
 def _refuse_unmeasured(items: Sequence[Item]) -> None:
-    """Raises _UnmeasuredError if the number of an item's tokens is not known yet."""
+    """Raises _UnmeasuredError if there are items whose number of tokens is not known yet."""
     unmeasured = [
         each for each in items if isinstance(each, UnmeasuredPicture) or (isinstance(each, Sound) and each.clip is None)
     ]

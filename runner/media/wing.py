@@ -1,4 +1,4 @@
-"""Gives an engine its media. Imported by every process; imports the rest of the wing for a model with a tower."""
+"""Gives an engine its media. Every process imports this module, whose methods import the rest of the wing."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MediaWing(Wing):
-    """Pictures and sound, for a model that has towers and stands in one process."""
+    """Pictures and sound, for a model that has towers and runs in one process, without other ranks."""
 
     name = "media"
 
@@ -42,6 +42,6 @@ class MediaWing(Wing):
             self._sight = open_sight(parts)
 
     def plug(self, parts: Parts) -> None:
-        """Adds the sight, or the reason why there is none."""
+        """Adds the sight to an engine, or the reason why the model has none."""
         if self._sight is not None:
             self._sight.plug(parts)

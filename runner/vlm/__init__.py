@@ -1,21 +1,21 @@
-"""Models of mlx-vlm, of the extra `vlm`: architectures that mlx-lm lacks, and their towers. A wing.
+"""The vlm wing: serves models of mlx-vlm, which the extra `vlm` installs: architectures and towers that mlx-lm lacks.
 
-`source` chooses the family of a model from `config.json` alone, before anything else is opened: the core sees a
-`ChooseFamily`, and of a model of mlx-vlm a `Library` (`runner/model/architectures.py`). `wing.VlmWing` gives an engine
-the sight of such a model, with mlx-vlm's own processors and towers in the place of a family and a tower of ours. It
-stands above `runner/media`, which does the rest.
+`source` chooses the family of a model from `config.json` alone, before any other file is opened. The core calls it as a
+`ChooseFamily`, and a chosen family of mlx-vlm has a `Library` (`runner/model/architectures.py`). `wing.VlmWing` gives
+an engine the sight of such a model. mlx-vlm's processors and towers replace the families and towers of `runner/media`.
+The other modules of `runner/media` are used as they are.
 
 | read in this order | |
 | --- | --- |
-| `source`, `packages` | which models are mlx-vlm's; which packages were compared with it, by `tests/vlm` |
-| `module` | a model in the form of mlx-lm's, for the loader that all models have |
-| `wing`, `sight` | features of mlx-vlm's tower, the forward over them, and what opens both |
-| `pictures` | a picture's tokens, by its size, and its arrays |
-| `process` | a process with mlx-vlm's processor, which makes the arrays of one picture at a time, within limits |
+| `source`, `packages` | choose mlx-vlm for a model; list the packages that `tests/vlm` compared with mlx-vlm |
+| `module` | gives a model of mlx-vlm the interface of mlx-lm's models, for the common loader |
+| `wing`, `sight` | open mlx-vlm's tower and the forward; compute features, and the forward over features |
+| `pictures` | finds the tokens of a picture by its size, and the picture's arrays |
+| `process` | runs mlx-vlm's processor in a process, which makes the arrays of one picture at a time, within limits |
 
 The tokens, keys and features of a picture are those of a prompt with this picture alone, so they do not depend on other
-pictures. `module` and `sight` belong to the engine thread and know MLX; any thread may
-call the rest. mlx-vlm is imported with its first model.
+pictures. `module` and `sight` use MLX and belong to the engine thread; any thread may call the other modules. mlx-vlm
+is imported when the first of its models is loaded.
 """
 
 LIBRARY = "mlx_vlm"

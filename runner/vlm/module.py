@@ -1,4 +1,4 @@
-"""A model of mlx-vlm in the form of mlx-lm's.
+"""Gives a model of mlx-vlm the interface of mlx-lm's models.
 
 Owner: the engine thread, like every array.
 """
@@ -28,10 +28,10 @@ from runner.vlm import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
 Deepstack = Literal["rows", "tokens", "prompt"]
-"""The form of additions in some layers: rows of pictures alone for each layer, [rows, width]; all tokens of a forward,
-[B, L, layers, width]; or the prompt up to the end of a forward, [layers, offset + L, width]."""
+"""The form of additions to some layers. `rows`: for each layer [rows, width], of pictures alone. `tokens`: [B, L,
+layers, width], all tokens of a forward. `prompt`: [layers, offset + L, width], the prompt up to a forward's end."""
 _PARTS = ("text", "vision", "perceiver", "projector", "audio")
-"""The parts of a config: for mlx-vlm the field `PART_config` of the class `PartConfig`."""
+"""The parts of a config. mlx-vlm reads the field `PART_config` into the class `PartConfig`."""
 _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
 _OWN_CACHES = ("zaya1_vl",)
 _CHANNELS_LAST = ("ernie4_5_moe_vl",)
@@ -39,19 +39,19 @@ _FLAT = ("minimax_m3", "minimax_m3_vl")
 _DEEPSTACKS: Mapping[str, Deepstack] = {"qwen3_omni_moe": "tokens", "granite4_vision": "prompt"}
 _ONE_TOKEN = ("fastvlm", "llava_bunny")
 _UNUSED = ("vision_tower", "act_head", "temperature")
-"""Parts of deciding models that no score needs."""
+"""The modules of deciding models that no score needs."""
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
-"""Classes of a package whose `sanitize` also sees all weights, and their parts of the config."""
+"""(Class of a package, part of the config for it). The `sanitize` of each class also gets all weights."""
 
 
 def make_module(package: str, config: Config) -> "Served":
     """Returns a fresh module of `mlx_vlm.models.PACKAGE` with random, lazy parameters. Raises ModelError if mlx-vlm
-    cannot build it from this `config.json`."""
+    cannot build the module from this `config.json`."""
     name = f"{LIBRARY}.models.{package}"
     classes = import_package(package)
     try:
         module = cast("Served", _served(classes, package)(_args(classes, copy.deepcopy(config))))
-    except Exception as error:  # classes of many authors raise anything
+    except Exception as error:  # classes of many authors raise errors of any type
         raise ModelError(f"config.json does not fit {name}: {type(error).__name__}: {error}") from error
     module.hooks = Hooks()
     if package in DECIDERS.values():
@@ -62,7 +62,7 @@ def make_module(package: str, config: Config) -> "Served":
 
 def import_package(package: str) -> ModuleType:
     """Returns `mlx_vlm.models.PACKAGE`. Skips mlx-vlm's own `__init__`, which imports servers and trainers. Raises
-    ModelError if it is missing or cannot be imported."""
+    ModelError if mlx-vlm is missing or the package cannot be imported."""
     if LIBRARY not in sys.modules:
         spec = importlib.util.find_spec(LIBRARY)
         if spec is None:
@@ -78,12 +78,12 @@ def import_package(package: str) -> ModuleType:
 
 
 def bits(array: mx.array) -> mx.array:
-    """Returns the bits of numbers in bfloat16 as integers."""
+    """Returns the bits of bfloat16 numbers as uint16."""
     return array.view(mx.uint16)
 
 
 def _args(classes: ModuleType, config: dict[str, Any]) -> object:
-    """Returns the config of a package, made as mlx-vlm makes it."""
+    """Returns the `ModelConfig` of a package, made of `config` in the way of mlx-vlm."""
     config.setdefault("text_config", config.pop("llm_config", {}))
     config.setdefault("vision_config", {})
     config.setdefault("audio_config", {})
@@ -96,24 +96,24 @@ def _args(classes: ModuleType, config: dict[str, Any]) -> object:
 
 
 class Served(Module):
-    """The class of a package's model with mlx-lm's interface: tokens and layer caches to logits.
+    """A model of a package with mlx-lm's interface: maps tokens and layer caches to logits.
 
-    It keeps nothing of a request. mlx-vlm's classes would keep positions, so each forward brings its own.
+    Keeps nothing of a request. mlx-vlm's classes would keep positions, so each forward passes its positions to them.
     """
 
     classes: ModuleType
     config: Any
     flat: bool
-    """Positions have one channel."""
+    """True if positions have one channel instead of three."""
     channels_last: bool
-    """Positions are [B, L, 3]."""
+    """True if positions are [B, L, 3] instead of [3, B, L]."""
     deepstack: Deepstack
     one_token: bool
-    """Its processor has one token for a picture, from which it makes a constant number of embeddings."""
+    """True if the processor has one token for a picture, of which the model makes a constant number of embeddings."""
     keeps_caches: bool
-    """It needs caches of its own, and the places of pictures, at which it computes otherwise."""
+    """True if the model needs mlx-vlm's layer caches, and the places of pictures, where it computes differently."""
     hooks: "Hooks"
-    """The changes for the time of a forward over pictures."""
+    """The additions to the forwards that run now."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None, **parts: object) -> mx.array:
         """Returns the logits [B, L, V] of tokens [B, L] after the contents of the layer caches. `parts` are the
@@ -134,7 +134,7 @@ class Served(Module):
 
     @property
     def text_model(self) -> Any:
-        """The part that takes tokens and embeddings."""
+        """The text model: the part that maps tokens or embeddings to logits."""
         return getattr(self, "language_model", getattr(self, "encoder", self))
 
     @property
@@ -145,7 +145,7 @@ class Served(Module):
 
     @property
     def picture_tokens(self) -> list[int]:
-        """The ids that may stand for pictures."""
+        """The ids in the config that may stand for a picture in a prompt."""
         config = getattr(self.config, "thinker_config", self.config)
         found = (getattr(config, name, None) for name in _PICTURE_TOKENS)
         return [token for token in found if type(token) is int]
@@ -161,7 +161,7 @@ class Served(Module):
 
     @contextmanager
     def during(self, parts: Mapping[str, object]) -> Iterator[None]:
-        """Gives every forward inside these parts."""
+        """Passes `parts` to every forward in the `with` block."""
         self.hooks.parts = parts
         try:
             yield
@@ -170,7 +170,7 @@ class Served(Module):
 
     @contextmanager
     def shifted(self, shifts: Sequence[int]) -> Iterator[None]:
-        """Shifts the positions of every forward inside: each row of a batch by its own number."""
+        """Shifts the positions of every forward in the `with` block: each row of a batch by its number in `shifts`."""
         self.hooks.shift = mx.array([*shifts]).reshape(-1, 1) if any(shifts) else 0
         try:
             yield
@@ -179,11 +179,11 @@ class Served(Module):
 
     @property
     def takes_positions(self) -> bool:
-        """True if the class would keep positions from one request to the next."""
+        """True if the class needs explicit positions, because it would keep those of the request before."""
         return hasattr(self.text_model, "_rope_deltas")
 
     def make_cache(self) -> list[object]:
-        """Returns fresh layer caches: of mlx-lm's classes if it has them, else of mlx-vlm's own."""
+        """Returns fresh layer caches: mlx-lm's, or mlx-vlm's own if mlx-lm lacks the class or with `keeps_caches`."""
         text = self.text_model
         if "encoder" in self:
             return []
@@ -194,9 +194,9 @@ class Served(Module):
         return [KVCache() for _ in text.layers]
 
     def sanitize(self, weights: Weights) -> Weights:
-        """Returns the weights under the names of the parameters."""
+        """Returns the weights under the names of this module's parameters."""
         if hasattr(super(), "sanitize"):
-            weights = cast("Any", super()).sanitize(weights)  # of the package's class
+            weights = cast("Any", super()).sanitize(weights)  # the method of the package's class
         for name, part in _SANITIZERS:
             kind: Any = getattr(self.classes, name, None)
             if hasattr(kind, "sanitize") and hasattr(self.config, part):
@@ -207,7 +207,7 @@ class Served(Module):
 
 @dataclass
 class Hooks:
-    """Additions to forwards, outside the parameters of modules."""
+    """Additions to forwards, in an object of their own so that they are no parameters of the module."""
 
     parts: Mapping[str, object] = field(default_factory=dict)
     shift: int | mx.array = 0
@@ -216,7 +216,7 @@ class Hooks:
 @cache
 def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
     members = {
-        "__module__": f"{LIBRARY}.models.{package}",  # by which the tables of abilities know it
+        "__module__": f"{LIBRARY}.models.{package}",  # the tables of abilities know the class by this name
         "classes": classes,
         "flat": package in _FLAT,
         "channels_last": package in _CHANNELS_LAST,
@@ -236,7 +236,7 @@ def offsets(layers: Iterable[object]) -> Iterator[int | mx.array]:
 
 
 def _mapped(layer: object) -> object:
-    """Returns a fresh cache of mlx-lm's class for a fresh one of mlx-vlm's; the same object if mlx-lm has none."""
+    """Returns mlx-lm's fresh cache for a fresh cache of mlx-vlm; `layer` itself if mlx-lm has no such class."""
     kind = type(layer).__name__ if type(layer).__module__ == f"{LIBRARY}.models.cache" else ""
     if kind == "KVCache":
         return KVCache()
@@ -253,7 +253,7 @@ def _mapped(layer: object) -> object:
 
 
 def _update_recurrent(cache: ArraysCache, index: int, length: int, update: Callable[..., Sequence[Any]]) -> Any:
-    """Runs `update`, which mlx-vlm's classes expect of a recurrent cache, and keeps the last state alone."""
+    """A method that mlx-vlm's classes call on a recurrent cache: runs `update` and keeps only the last state."""
     del length
     output, state, *_ = update(cache[index], None)
     cache[index] = state
@@ -263,7 +263,7 @@ def _update_recurrent(cache: ArraysCache, index: int, length: int, update: Calla
 def _update_window(
     cache: ArraysCache, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
 ) -> mx.array:
-    """Keeps the last `width` rows of `source` [B, L, D] before the padding, as mlx-vlm's classes expect."""
+    """A method that mlx-vlm's classes call: keeps the last `width` rows of `source` [B, L, D] before its padding."""
     last = source.shape[1] - width
     if lengths is None:
         state = mx.contiguous(source[:, last:])

@@ -1,4 +1,4 @@
-"""What mlx-vlm's packages may do here, as comparisons with it found. Written by `python -m tests.vlm.record`."""
+"""The packages of mlx-vlm, by the results of comparisons with mlx-vlm. Written by `python -m tests.vlm.record`."""
 
 COMPARED = frozenset(
     """

@@ -1,4 +1,4 @@
-"""Pictures in a model of mlx-vlm: their tokens, which follow from their size alone, and their arrays."""
+"""Pictures in a model of mlx-vlm: finds the tokens of a picture, which follow from its size alone, and its arrays."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -45,22 +45,22 @@ PLACEHOLDERS = {
     }.items()
     for package in packages.split()
 }
-"""Package -> the text of its chat template for a picture."""
+"""Package -> the text that stands for a picture in the package's chat template."""
 _MOST_SIZES = 4096
 
 
 class Expansion(NamedTuple):
-    """The tokens of a picture: its own, in the place of which features stand, and those around them."""
+    """The tokens of a picture: `own` tokens, whose embeddings are features, and the tokens `before` and `after`."""
 
     before: Sequence[int]
     own: Sequence[int]
     after: Sequence[int]
     rows: int = 0
     columns: int = 0
-    """The grid of its own tokens, if positions have three channels."""
+    """`rows` and `columns` are the grid of `own`, if positions have three channels; else 0."""
     other: Sequence[int] = ()
-    """The ids of the processor in the place of its own, if they differ: one id, for which the tower makes several rows,
-    or ids outside the vocabulary."""
+    """The ids that the processor has in the place of `own`; empty if both are equal. They are one id, for which the
+    tower makes several rows, or ids outside the vocabulary."""
 
     @property
     def ids(self) -> list[int]:
@@ -68,14 +68,14 @@ class Expansion(NamedTuple):
 
     @property
     def asked(self) -> list[int]:
-        """The ids for the tower."""
+        """The ids as the processor makes them, for the tower."""
         return [*self.before, *(self.other or self.own), *self.after]
 
 
 class VlmPictures(Pictures):
-    """The tokens and arrays that mlx-vlm's processor makes of pictures, one by one."""
+    """The tokens and arrays that mlx-vlm's processor makes of pictures, one picture at a time."""
 
-    soft = -1  # each picture has its own
+    soft = -1  # each picture has ids of its own
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class VlmPictures(Pictures):
         mrope: bool,
         tokens: int = 0,
     ) -> None:
-        """`soft` are ids that may stand for pictures. `tokens` is the number of rows that the tower makes of any
-        picture, if the processor has one token for it; else 0."""
+        """`soft` are the ids that may stand for pictures. If the processor has one token for a picture, `tokens` is the
+        number of rows that the tower makes of any picture, else 0."""
         self.name = f"mlx_vlm {library_version} {package}"
         self.title = package
         self.mrope = mrope
         self.alone = package in ALONE
         self._preparer = preparer
         self._soft = soft
-        self._merge = size(section(config, "vision_config"), "spatial_merge_size", 2)  # of patches to a token
+        self._merge = size(section(config, "vision_config"), "spatial_merge_size", 2)  # merge x merge patches a token
         self._tokens = tokens
         self._busy = Lock()
         self._lock = Lock()
@@ -116,14 +116,14 @@ class VlmPictures(Pictures):
         if self.alone and len({span.item.name for span in prompt.spans}) > 1:
             raise RequestError(f"{self.title} takes only one picture in a prompt")
         if prompt.spans and prompt.spans[-1].stop == len(prompt.ids) <= context_length:
-            raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
+            raise RequestError("the prompt ends in a picture: add a text after it")  # the last token runs alone
 
     def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
         self.expansion(header, left)
 
     def expansion(self, header: PictureHeader, left: Callable[[], bool] = lambda: False) -> Expansion:
-        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also once `left`
-        returns True."""
+        """Returns the tokens of a picture of this header's size. The first call for a size may last a second. Raises
+        MediaError if the processor fails, and once `left` returns True."""
         key = header.width, header.height
         with self._lock:
             found = self._sizes.get(key)
@@ -152,7 +152,7 @@ class VlmPictures(Pictures):
 
 
 def split_ids(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
-    """Returns an expansion. Its own tokens begin and end with the first of `soft` that is in `ids`."""
+    """Splits `ids`: `own` begins and ends with the first of `soft` in `ids`, or else with the most common id."""
     known = [token for token in soft if token in ids]
     token = known[0] if known else Counter(ids).most_common(1)[0][0]
     start, stop = ids.index(token), len(ids) - [*reversed(ids)].index(token)
@@ -160,7 +160,7 @@ def split_ids(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
 
 
 def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
-    """Returns an expansion with the grid of its tokens, of `merge` x `merge` patches each. Raises MediaError."""
+    """Adds the grid of `own`, whose tokens have `merge` x `merge` patches. Raises MediaError for a wrong grid."""
     if len(grid) != 3:
         raise MediaError("preprocess image: the model's processor returned no grid of patches")
     times, rows, columns = grid
@@ -171,7 +171,7 @@ def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
 
 @dataclass(frozen=True)
 class VlmRows:
-    """The arrays of one picture, by their names for the model's class."""
+    """The arrays of one picture, by their names as arguments of the model's class."""
 
     arrays: Arrays
 

@@ -1,4 +1,4 @@
-"""A process with the processor of one model of mlx-vlm: pictures in, the arrays of its tower out."""
+"""A process with the processor of one model of mlx-vlm: turns pictures into the arrays that the tower encodes."""
 
 import os
 import tempfile
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _START_S = 120.0
-"""The time for importing transformers from a cold disk."""
+"""The longest start of the process: transformers may have to be imported from a cold disk."""
 _DEAD = "the process of mlx-vlm's processor did not start"
 _GRACE_S = 1.0
-"""The time that a process gets to finish for a client that has left: starting another takes longer."""
+"""The time that the process has to finish an order after its client has left: a new start takes longer."""
 _LEAST_S, _MEGAPIXEL_S = 20, 1.0
-"""The most processor time: for any picture, and for each megapixel."""
+"""The limit of processor time is `_LEAST_S`, plus `_MEGAPIXEL_S` for each megapixel of the picture."""
 _SPARE_BYTES = 256 << 20
 _PIXEL_BYTES = 12, 96
-"""The most bytes of a pixel: of the file during decoding, and of the processor's picture in all its copies."""
+"""The most bytes for each pixel: in the file's picture while it is decoded, and in all copies of the resized one."""
 MOST_PIXELS = 4096 * 4096
-"""The most pixels that a tower takes: the processor gets a larger picture in a smaller size."""
+"""The most pixels of a picture for the processor. Larger pictures are shrunk first."""
 USUAL_SOFT = -200
 """The id that stands for a picture if a config names none."""
 PART = "/"
-"""Stands between the name of a list of arrays and the place of an array in it."""
+"""Stands between the name of a list of arrays and the place of an array in this list."""
 BFLOAT16 = "~"
-"""Ends the name of an array of such numbers, which NumPy lacks: it crosses as the integers of their bits."""
+"""Ends the name of an array in bfloat16. NumPy lacks this type, so the array is sent as integers with its bits."""
 _DROPPED = {"deepseekocr": " ", "deepseekocr_2": " "}
-"""Package -> the end of each prompt by mlx-vlm's chat template, which its processor drops."""
+"""Package -> the end of each prompt in mlx-vlm's chat template. The package's processor drops this end."""
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -53,27 +53,27 @@ Arrays = dict[str, "npt.NDArray[np.generic]"]
 
 
 class Setup(msgspec.Struct, array_like=True, frozen=True):
-    """The model of the processor."""
+    """The first message to the process: the model whose processor it runs."""
 
     package: str
     placeholder: str
     """The text that stands for a picture before the processor replaces it."""
     files: Mapping[str, bytes]
-    """The text files of the model by their names."""
+    """The name of each text file of the model -> its content."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The result of a processor for a prompt with one picture. The bytes of the arrays follow."""
+    """The result of a processor for a prompt with one picture. A message with the bytes of each array follows."""
 
     ids: list[int]
     shapes: list[tuple[str, str, list[int]]]
-    """The names, types and shapes of the arrays."""
+    """The name, type and shape of each array."""
     grid: list[int] = []
-    """Moments, rows and columns of patches, if the processor names them."""
+    """The numbers of moments, rows and columns of patches; empty if the processor does not tell them."""
 
 
 class Preparer(OrderProcess):
-    """The runner's side. Owner: one thread at a time."""
+    """The runner's end of the process with the processor. Owner: one thread at a time."""
 
     module = __name__
 
@@ -82,18 +82,18 @@ class Preparer(OrderProcess):
         self._setup = setup
 
     def start(self) -> None:
-        """Starts the process. Raises ModelError if mlx-vlm has no processor for these files here."""
+        """Starts the process. Raises ModelError if mlx-vlm's processor cannot be used for the model's files."""
         if self._child is None:
             self._start()
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
-        """Returns the result for any picture of this size. Ends the process and raises as `DecodeProcess`."""
+        """Returns the result for a grey picture of this size. Ends the process and raises as `DecodeProcess` does."""
         header = PictureHeader("PNG", width, height, 1)
         found = self._answers(_order(header, 0, 0), [], _patient(left), "measure image", "picture")
         return msgspec.msgpack.decode(found[0], type=Prepared)
 
     def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
-        """Returns the arrays of a picture. Ends the process and raises as `DecodeProcess`."""
+        """Returns the arrays of a picture. Ends the process and raises as `DecodeProcess` does."""
         import numpy as np
 
         pieces = header.pieces(data)
@@ -117,7 +117,7 @@ class Preparer(OrderProcess):
 
 
 def _order(header: PictureHeader, size: int, parts: int) -> PictureOrder:
-    """Returns the order for a picture of this header; of a grey one without `parts` and bytes."""
+    """Returns the order for a picture of this header. `parts` is the number of its parts, 0 for a grey picture."""
     width, height = resized(header.width, header.height)
     memory_bytes = prepare_bytes(header, size) + _SPARE_BYTES
     seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
@@ -125,7 +125,7 @@ def _order(header: PictureHeader, size: int, parts: int) -> PictureOrder:
 
 
 def resized(width: int, height: int) -> tuple[int, int]:
-    """Returns the size in which the processor gets a picture: its own, or MOST_PIXELS."""
+    """Returns the size in which the processor gets a picture: shrunk to MOST_PIXELS if it has more."""
     if width * height <= MOST_PIXELS:
         return width, height
     shrink = (MOST_PIXELS / (width * height)) ** 0.5
@@ -133,14 +133,14 @@ def resized(width: int, height: int) -> tuple[int, int]:
 
 
 def prepare_bytes(header: PictureHeader, size: int) -> int:
-    """Returns the most bytes that preparing a picture from a file of `size` bytes takes at once."""
+    """Returns the most memory, in bytes, that preparing a picture needs. `size` is the size of its file."""
     width, height = resized(header.width, header.height)
     of_file, of_processor = _PIXEL_BYTES
     return header.width * header.height * of_file + width * height * of_processor + 3 * size
 
 
 def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that returns True _GRACE_S after `left` does."""
+    """Returns a function that returns True once _GRACE_S have passed since `left` first returned True."""
     since: list[float] = []
 
     def gone() -> bool:
@@ -152,14 +152,14 @@ def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def serve(channel: Channel) -> None:
-    """Prepares pictures until the runner closes its end."""
+    """Prepares pictures until the runner closes its end of `channel`."""
     os.putenv("OPENBLAS_NUM_THREADS", "1")
     setup = msgspec.msgpack.decode(channel.receive(), type=Setup)
     processor, fault = None, ""
     try:
         processor = Processor(setup)
         processor.warm_up()
-    except Exception as error:  # processors of many authors raise anything
+    except Exception as error:  # processors of many authors raise errors of any type
         fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
     channel.send(msgspec.json.encode(Answer(fault, 0)))
     while processor is not None:
@@ -169,8 +169,8 @@ def serve(channel: Channel) -> None:
 
 
 def _prepared(processor: "Processor", order: PictureOrder, data: bytes) -> list[bytes]:
-    """Returns the answer of the processor. Turns its exceptions into MediaError, except MemoryError, which ends the
-    process."""
+    """Returns the messages of the processor for an order. Turns the processor's exceptions into MediaError, except
+    MemoryError, which ends the process."""
     try:
         return processor.answer(order, data)
     except (MediaError, MemoryError):
@@ -180,15 +180,15 @@ def _prepared(processor: "Processor", order: PictureOrder, data: bytes) -> list[
 
 
 class Processor:
-    """mlx-vlm's processor of one model."""
+    """mlx-vlm's processor for one model."""
 
     @panics_as(RuntimeError)
     def __init__(self, setup: Setup) -> None:
-        """Raises any exception of the package's classes."""
+        """Loads the processor. Raises whatever the package's classes raise."""
         os.environ.update(_ENVIRONMENT)
         from runner.vlm.module import import_package
 
-        classes = import_package(setup.package)  # lets transformers find its processor
+        classes = import_package(setup.package)  # lets transformers find the package's processor
         from mlx_vlm.models.base import BaseImageProcessor
         from mlx_vlm.utils import load_processor
 
@@ -200,13 +200,13 @@ class Processor:
         self._end = _DROPPED.get(setup.package, "")
         self._soft = msgspec.json.decode(setup.files["config.json"]).get("image_token_index", USUAL_SOFT)
         kind = getattr(classes, "ImageProcessor", object)
-        if issubclass(kind, BaseImageProcessor):  # beside a tokenizer, as mlx-vlm's own loader has it
+        if issubclass(kind, BaseImageProcessor):  # joined to a tokenizer, as in mlx-vlm's own loader
             self._processor.image_processor = kind()
         elif hasattr(self._processor, "convert_tokens_to_ids"):
             raise ValueError("the files of the model describe a tokenizer alone")
 
     def warm_up(self) -> None:
-        """Prepares a grey picture, so that libraries and their buffers count towards the limits of no picture."""
+        """Prepares a grey picture, to load libraries and buffers before the limits of a picture apply."""
         import runner.media.picture  # noqa: F401
 
         with suppress(Exception):  # the processor may refuse the size
@@ -214,7 +214,7 @@ class Processor:
 
     @panics_as(RuntimeError)
     def answer(self, order: PictureOrder, data: bytes) -> list[bytes]:
-        """Returns the messages for a picture: `Prepared`, and unless it only measures, the bytes of arrays."""
+        """Returns the messages for a picture: `Prepared`, and if the order has parts, the bytes of each array."""
         import numpy as np
 
         ids, arrays = self.prepared(self._picture(order, data))
@@ -233,7 +233,7 @@ class Processor:
         return decode_picture(data, order.header, order.width, order.height)
 
     def prepared(self, picture: "Image") -> tuple[list[int], Arrays]:
-        """Returns the ids for a picture, and its arrays by their names for the model's class."""
+        """Returns the ids for a picture, and its arrays by their names as arguments of the model's class."""
         arrays = self.together([picture], self.text)
         ids = arrays.pop("input_ids").reshape(-1).tolist()
         arrays.pop("attention_mask", None)
@@ -242,21 +242,21 @@ class Processor:
         return ids[inner], {**arrays, **{name: each[..., inner] for name, each in aligned.items()}}
 
     def together(self, pictures: list["Image"], text: str) -> Arrays:
-        """Returns the processor's arrays for a prompt with pictures."""
+        """Returns the processor's arrays for a prompt `text` with `pictures`."""
         import numpy as np
         from mlx_vlm.utils import prepare_inputs
 
         text += self._end
         try:
             found = prepare_inputs(self._processor, images=pictures, prompts=text, image_token_index=self._soft)
-        except ValueError:  # some processors do not know all arguments that mlx-vlm passes
+        except ValueError:  # some processors refuse an argument that mlx-vlm passes
             found = dict(self._processor(text=[text], images=pictures))
         flat = dict(each for name, value in found.items() for each in _flat(name, value))
         arrays = {name: np.array(value) for name, value in flat.items() if value is not None}
         return _ended({name: array for name, array in arrays.items() if array.dtype.kind in "biuf"})
 
     def _inner(self, ids: list[int]) -> slice:
-        """Returns the part of ids between the tokens that begin and end every text."""
+        """Returns the slice of `ids` without the tokens that the tokenizer adds at both ends of every text."""
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
         first, last = (getattr(tokenizer, f"{side}_token_id", None) for side in ("bos", "eos"))
         around = tokenizer("").input_ids
@@ -265,8 +265,8 @@ class Processor:
 
 
 def _ended(arrays: Arrays) -> Arrays:
-    """Returns the arrays with a row of zeros after the crops of DeepSeek's pictures: mlx-vlm reads a row for each tile
-    until one is zero, and would read foreign memory after the last crop."""
+    """Returns the arrays, with zeros after the crops of DeepSeek's pictures. mlx-vlm reads a row of crops for each tile
+    until a row is zero, and would otherwise read foreign memory after the last crop."""
     import numpy as np
 
     crops, pixels = arrays.get("images_spatial_crop"), arrays.get("pixel_values")
@@ -276,7 +276,7 @@ def _ended(arrays: Arrays) -> Arrays:
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yields a value with its name, or the arrays of a nested list with names of their own."""
+    """Yields a value and its name; for a nested list, each array in it with a name that tells its place."""
     if _has_arrays(value):
         for at, each in enumerate(cast("Sequence[object]", value)):
             yield from _flat(f"{name}{PART}{at}", each)

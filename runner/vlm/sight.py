@@ -1,4 +1,4 @@
-"""The sight of a model of mlx-vlm: features of its tower, the forward over them, and the opening of both.
+"""The sight of a model of mlx-vlm: starts the processor, computes features with the tower, runs the forward over them.
 
 Owner: the engine thread.
 """
@@ -32,22 +32,22 @@ _KNOWN = {
     "deepstack_visual_embeds",
     "position_ids",
     "rope_deltas",
-    "attention_mask_4d",  # no text model of mlx-vlm looks at it
+    "attention_mask_4d",  # no text model of mlx-vlm uses this mask
 }
-"""The fields of a package's result for a prompt with pictures."""
+"""The fields that are handled in a package's result for a prompt with pictures."""
 _SCORE_BYTES, _COPIES = 4, 16
 _SMALL = 64
 _BASE, _NOTES = 128, 4
-"""Ids stand among features in three digits, each exact in 16 bits."""
+"""The notes beside features hold an id as three digits of base `_BASE`, each of them exact in 16 bits."""
 _TEXTS = (".json", ".jinja", ".txt", ".model")
-"""Files that a processor may need: no programs of a model's publisher."""
+"""The endings of files that a processor may need. Programs of a model's publisher are left out."""
 
 
 class VlmTower:
     """The tower of a model of mlx-vlm, which computes a picture in one piece.
 
-    Features are [tokens, (1 + layers) x width + 4]: the embeddings of a picture's tokens, the rows that are added after
-    the first layers, and notes for the text model: the id of each token, and 1 if it stands for the picture.
+    Features are [tokens, (1 + layers) x width + 4]: for each token of a picture its embedding, the rows to add after
+    the first layers, and 4 notes: the token's id in three digits, and 1 if the token stands for the picture.
     """
 
     def __init__(self, module: Served, pictures: VlmPictures) -> None:
@@ -68,7 +68,7 @@ class VlmTower:
 
 
 def named_arrays(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
-    """Returns arrays by their names for a package. Arrays of nested lists stand in lists again."""
+    """Returns arrays by their names as arguments of a package. Puts the arrays of nested lists into lists again."""
     found: dict[str, Any] = {}
     for title, array in arrays.items():
         name = title.removesuffix(BFLOAT16)
@@ -94,7 +94,7 @@ def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.
     found = model.get_input_embeddings(tokens, arrays.pop("pixel_values"), mask=mx.ones_like(tokens), **arrays)
     made = {name: value for name, value in found.to_dict().items() if value is not None}
     if bool(made.get("attention_mask", tokens >= 0).all()):
-        made.pop("attention_mask", None)  # hides nothing
+        made.pop("attention_mask", None)  # this mask hides nothing
     if unknown := made.keys() - _KNOWN:
         raise ComputeError(f"its pictures change {', '.join(sorted(unknown))}, which is not known here")
     tokens = mx.array([expansion.ids])
@@ -132,13 +132,13 @@ class VlmForward:
         positions: Sequence[Sequence[int]] | None,
         forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
-        """Returns the lazy logits [1, L, V] of a part of a prompt; the arguments are those of `MediaForward`."""
+        """Returns the lazy logits [1, L, V] of a part of a prompt. The arguments are those of `MediaForward`."""
         ids = plain_ids(tokens, rows)
         parts: dict[str, object] = {}
         places = self._module.keeps_caches
         if rows:
             embeddings = self._module.embeddings(ids)
-            added: list[mx.array] = []  # of the only rows: a forward over rows with additions has no other tokens
+            added: list[mx.array] = []  # to the only entry of `rows`, which covers the forward if there are additions
             seen = mx.zeros(ids.shape, mx.bool_)
             for start, stop, features, _ in rows:
                 width = embeddings.shape[-1]
@@ -161,7 +161,7 @@ class VlmForward:
             return forward(ids, layers)
 
     def _deepstack(self, added: list[mx.array], seen: mx.array, offset: int | mx.array) -> dict[str, object]:
-        """Returns the additions of some layers and their places, in the form of the text model."""
+        """Returns the additions to some layers, and their places, in the form that the text model expects."""
         form, made = self._module.deepstack, cast("object", added)
         if form == "tokens":
             made = mx.stack(added, axis=1)[None]
@@ -173,8 +173,8 @@ class VlmForward:
 
 
 def open_vlm_sight(parts: Parts) -> Sight:
-    """Starts the processor of a model of mlx-vlm, whose tower is loaded with it. Logs the fault of a processor that
-    does not work here."""
+    """Starts the processor of a model of mlx-vlm. The tower was loaded with the model. Logs the reason if the processor
+    does not work."""
     model, module = parts.model, cast("Served", parts.loaded.module)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
@@ -195,7 +195,7 @@ def open_vlm_sight(parts: Parts) -> Sight:
 
 
 def setup_of(model: OpenedModel) -> Setup:
-    """Returns the setup of a model's processor. Raises ModelError for a package without a placeholder."""
+    """Returns the setup of a model's processor. Raises ModelError for a package that is not in PLACEHOLDERS."""
     package = model.family.module
     if package not in PLACEHOLDERS:
         raise ModelError(f"no placeholder for pictures is known for {package}")
@@ -204,7 +204,7 @@ def setup_of(model: OpenedModel) -> Setup:
 
 
 def pictures_of(model: OpenedModel, module: Served, preparer: Preparer) -> VlmPictures:
-    """Returns the pictures of a model. Raises ModelError if even a small one cannot be prepared."""
+    """Returns the preparation of pictures for a model. Raises ModelError if a small picture cannot be prepared."""
     try:
         measured = preparer.measure(_SMALL, _SMALL, bool)
     except MediaError as error:

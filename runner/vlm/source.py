@@ -1,4 +1,4 @@
-"""Chooses between mlx-lm and mlx-vlm for a model, from `config.json` alone. Imports neither."""
+"""Chooses between mlx-lm and mlx-vlm for a model, from `config.json` alone. Imports neither library."""
 
 import importlib.util
 from collections.abc import Callable
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from runner.vlm.module import Served
 
 OLLAMA_ONLY_TOO = ("qwen4_exp", *DECIDERS.values())
-"""The packages of architectures that otherwise only Ollama's own runner serves."""
+"""The packages that are served although `family_of` leaves their architectures to Ollama's own runner."""
 _TEXTS = ("text_config", "llm_config", "language_config")
 _WITHIN = "thinker_config"
-"""The part of a config of Qwen's Omni models that holds the others."""
+"""The part that holds all other parts, in the configs of Qwen's Omni models."""
 _UNDESCRIBED = ("fastvlm", "llava_bunny")
-"""Packages whose configs may lack the vision part although all of their models see."""
+"""The packages whose configs may lack `vision_config` although all models of the package see."""
 _RENAMED = {
     "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
@@ -32,26 +32,26 @@ _RENAMED = {
     "moondream1": "moondream2",
     "phi4-siglip": "phi4_siglip",
 }
-"""`model_type` -> mlx-vlm's package of another name."""
+"""`model_type` -> the package of mlx-vlm, where its name differs."""
 
 
 class VlmChoice(NamedTuple):
-    """Chooses the family of a model by its configuration and the wishes of a user."""
+    """Chooses the family of a model by its config and by the user's settings."""
 
     unproven: bool = False
-    """Serves packages of mlx-vlm that were not compared with it, too."""
+    """True to serve also packages and pictures that failed a comparison with mlx-vlm, or had none."""
     media: bool = False
-    """Prefers mlx-vlm for a model that sees with it alone, although mlx-lm could serve its texts."""
+    """True to prefer mlx-vlm for a model that sees only with mlx-vlm, although mlx-lm could serve its texts."""
 
     @classmethod
     def of(cls, settings: Settings | CheckSettings) -> Self:
-        """Returns the choice by these settings."""
+        """Returns the choice that follows from `settings`."""
         is_blind = isinstance(settings, Settings) and (settings.no_media or settings.ranks > 1)
         return cls(settings.unproven_models, not is_blind)
 
     def __call__(self, architecture: str, config: Config, *, from_store: bool) -> Family:
-        """Returns the family: mlx-lm's, or mlx-vlm's if mlx-lm has none or sees nothing. Raises ModelError if neither
-        serves it."""
+        """Returns the family of mlx-lm, or that of mlx-vlm if mlx-lm lacks the architecture or the vision. Raises
+        ModelError if neither library serves the model."""
         package = DECIDERS.get(architecture) or package_of(config)
         try:
             family = family_of(architecture, config, from_store=from_store)
@@ -71,7 +71,7 @@ class VlmChoice(NamedTuple):
         return mlx_vlm_family(package, config)
 
     def blindness(self, config: Config) -> str:
-        """Returns the reason why a model sees nothing with mlx-vlm; empty if it sees."""
+        """Returns the reason why a model sees nothing with mlx-vlm; empty if the model sees."""
         package = package_of(config)
         parts = [part for part in (config, config.get(_WITHIN)) if isinstance(part, dict)]
         described = package in _UNDESCRIBED or any(isinstance(part.get("vision_config"), dict) for part in parts)
@@ -81,12 +81,12 @@ class VlmChoice(NamedTuple):
 
 
 class MlxVlm:
-    """The `Library` of its families."""
+    """The `Library` of all families of mlx-vlm."""
 
     name, title = LIBRARY, "mlx-vlm"
 
     def module_config(self, family: Family, read: Callable[[str], Config]) -> Config:
-        """Returns the configuration with the parts that stand in other files."""
+        """Returns the config, with the parts of it that are in other files."""
         config = read("config.json")
         if family.module == DECIDERS["ClefForDecision"]:
             return {**config, "head_config": read("joint_head_config.json")}
@@ -115,14 +115,14 @@ def _is_installed() -> bool:
 
 
 def package_of(config: Config) -> str:
-    """Returns the name of mlx-vlm's package for a model; empty if none is known here."""
+    """Returns the name of mlx-vlm's package for a model; empty if packages.py lists no such package."""
     model_type = config.get("model_type")
     name = _RENAMED.get(model_type, model_type).lower() if isinstance(model_type, str) else ""
     return name if name in COMPARED or name in REFUSED else ""
 
 
 def mlx_vlm_family(package: str, config: Config) -> Family:
-    """Returns the family of a model of this package."""
+    """Returns the family of a model that a package of mlx-vlm serves."""
     inner = config.get(_WITHIN)
     found = [key for key in _TEXTS if isinstance(config.get(key), dict)]
     found += [f"{_WITHIN}.{key}" for key in _TEXTS if isinstance(inner, dict) and isinstance(inner.get(key), dict)]

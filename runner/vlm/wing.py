@@ -1,5 +1,5 @@
-"""Gives an engine the sight of a model of mlx-vlm. Imported by every process; imports the rest of the wing for such a
-model."""
+"""Gives an engine the sight of a model of mlx-vlm. Every process imports this module, which imports the rest of the
+wing only for such a model."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -30,13 +30,13 @@ class VlmWing(Wing):
         return {"pictures": PictureFacts(sees=False, why=why) if why else PictureFacts(sees=True, tower=tower)}
 
     def load(self, parts: Parts) -> None:
-        """Starts the processor; the tower is loaded with the model."""
+        """Starts the processor. The tower was loaded with the model."""
         if parts.model.family.library is not None:
             from runner.vlm.sight import open_vlm_sight
 
             self._sight = open_vlm_sight(parts)
 
     def plug(self, parts: Parts) -> None:
-        """Adds the sight, or the reason why there is none."""
+        """Adds the sight to an engine, or the reason why the model has none."""
         if self._sight is not None:
             self._sight.plug(parts)

@@ -2,7 +2,7 @@
 the engine thread.
 
 Read in this order: `tower` (the interface, and computing in pieces), `block` (layers of a transformer, positions of
-patches, estimates of memory), any family's module, `tower_plan` (finds, checks and loads the towers of a model).
+patches, estimates of memory), the module of any family, `tower_plan` (finds, checks and loads a model's towers).
 """
 
 from runner.media.towers.tower import Grid, SoundTower, Tower

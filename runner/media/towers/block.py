@@ -12,18 +12,18 @@ from runner.media.towers.tower import Steps, TowerLayer, attend_in_pieces, in_pi
 
 NORM_EPS = 1e-6
 CORNERS = 4
-"""The entries of a table that `interpolated` mixes for a patch."""
+"""The number of table entries that `interpolated` mixes for one patch."""
 _COPIES, _TEMPORARIES, _SCORES = 7, 8, 3
-"""Arrays in memory at once: [count, width] when queries, keys and values are joined, as large as a piece when one is
-computed, and as large as the scores of a block of queries."""
+"""The numbers of arrays that are in memory together: of [count, width], while queries, keys and values are joined; of
+the size of a piece; and of the size of the scores of a block of queries."""
 
 Activation = Callable[[mx.array], mx.array]
 Turn = Callable[[mx.array, slice], mx.array]
-"""Rotates queries or keys [count, heads, head width] of the patches in the slice by their positions."""
+"""Rotates the queries or keys [count, heads, head width] of a slice of the patches by the patches' positions."""
 
 
 def head_width(width: int, heads: int, multiple: int = 1) -> int:
-    """Returns the width of one head. Raises ModelError unless heads of a multiple of `multiple` make up `width`."""
+    """Returns the width of one head. Raises ModelError unless `width` is a multiple of `heads` x `multiple`."""
     if width % (heads * multiple):
         raise ModelError(
             f"config.json: a vision tower's width ({width}) must be divisible by its {heads} heads"
@@ -33,13 +33,13 @@ def head_width(width: int, heads: int, multiple: int = 1) -> int:
 
 
 class TowerBlock(TowerLayer):
-    """One layer over rows [count, width]. A subclass has the parameters, and maps single rows."""
+    """One layer over rows [count, width]. A subclass has the parameters, and maps each row by itself."""
 
     def __init__(
         self, width: int, hidden: int, heads: int, head: int, *, kv_heads: int = 0, scale: float | None = None
     ) -> None:
-        """`hidden` is the width inside the feed-forward network, `head` that of a head. `kv_heads` is 0 if there are as
-        many heads for keys as for queries."""
+        """`hidden` is the width inside the feed-forward network, `head` the width of a head. `kv_heads` is the number
+        of heads for keys and values; 0 means `heads`."""
         super().__init__()
         self.width, self.hidden = width, hidden
         self.heads, self.kv_heads, self.head = heads, kv_heads or heads, head
@@ -60,10 +60,10 @@ class TowerBlock(TowerLayer):
     def steps(
         self, x: mx.array, piece_bytes: int, turn: Turn | None = None, segments: Sequence[slice] = (slice(None),)
     ) -> Steps:
-        """Maps rows [count, width] to rows of the same shape. Patches see each other within each of the consecutive
-        `segments`."""
+        """Maps rows [count, width] to rows of the same shape. A patch sees the patches of the same
+        segment; `segments` are consecutive slices."""
         count = len(x)
-        joined_bytes = (self.heads + 2 * self.kv_heads) * self.head * 4  # they turn in float32
+        joined_bytes = (self.heads + 2 * self.kv_heads) * self.head * 4  # rotation is in float32
         joined = yield from in_pieces(partial(self._projected, x, turn), count, joined_bytes, piece_bytes, axis=1)
         queries, keys, values = mx.split(joined[None], [self.heads, self.heads + self.kv_heads], axis=1)
         parts: list[mx.array] = []
@@ -73,7 +73,7 @@ class TowerBlock(TowerLayer):
             seen = [each[:, :, rows] for each in (queries, keys, values)]
             parts.append((yield from attend_in_pieces(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
         attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-        del joined, queries, keys, values, parts  # else they would stay in memory until the block ends
+        del joined, queries, keys, values, parts  # else all would stay in memory until the block ends
 
         y = yield from in_pieces(partial(self._added, x, attended), count, joined_bytes, piece_bytes)
         del attended
@@ -95,8 +95,8 @@ class TowerBlock(TowerLayer):
         return x[rows] + self.feed(x[rows])
 
     def peak_bytes(self, count: int, itemsize: int, piece_bytes: int) -> int:
-        """Returns an estimate of the most bytes that the steps over `count` rows take at a moment, input included, as
-        measured with MLX's CPU backend."""
+        """Returns an estimate of the most memory, in bytes, that `steps` over `count` rows needs at any moment, input
+        included. The factors were measured with MLX's CPU backend."""
         width = max(self.width, self.heads * self.head)
         row_bytes = max(3 * width, self.hidden) * itemsize
         piece = max(min(piece_bytes, count * row_bytes), row_bytes)
@@ -105,7 +105,7 @@ class TowerBlock(TowerLayer):
 
 
 class PlainFeedForward(TowerLayer):
-    """Two linears."""
+    """The two linears of a feed-forward network."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -124,12 +124,12 @@ class _PlainAttention(TowerLayer):
 
 
 class PlainBlock(TowerBlock):
-    """Attention and feed-forward, each after a norm."""
+    """A layer of attention and a feed-forward network, each after a norm."""
 
     def __init__(
         self, width: int, hidden: int, heads: int, activation: Activation, eps: float = NORM_EPS, *, joined: bool = True
     ) -> None:
-        """`joined`: one linear makes queries, keys and values."""
+        """With `joined`, one linear makes queries, keys and values together."""
         super().__init__(width, hidden, heads, width // heads)
         self.norm1 = LayerNorm(width, eps=eps)
         self.attn = _PlainAttention(width, joined)
@@ -138,7 +138,7 @@ class PlainBlock(TowerBlock):
         self.activation = activation
 
     def widen(self, hidden: int) -> None:
-        """Changes the width inside the feed-forward network, before there are weights."""
+        """Sets the width inside the feed-forward network. Called before weights are loaded."""
         self.hidden = hidden
         self.mlp = PlainFeedForward(self.width, hidden)
 
@@ -158,15 +158,15 @@ class PlainBlock(TowerBlock):
 
 
 def rotary_angles(places: Sequence[mx.array], width: int, theta: float) -> mx.array:
-    """Returns float32 angles [count, directions, width / 2] of the places [count] in each direction. `width` is the
-    part of a head that turns with one direction."""
+    """Returns float32 angles [count, directions, width / 2]. `places` are the places [count] in each direction.
+    `width` is the width of the part of a head that one direction rotates."""
     frequencies = mx.array([theta ** (-2 * index / width) for index in range(width // 2)])
     return mx.stack([each.astype(mx.float32)[:, None] * frequencies for each in places], axis=1)
 
 
 def turn_by(angles: mx.array, form: tuple[int, ...], axis: int) -> Turn:
-    """Returns the rotation by float32 `angles` [count, ...], computed in float32. `form` is the shape of one head, in
-    which `axis` has the two numbers of a pair; `angles` have that shape without it."""
+    """Returns the rotation by `angles`, computed in float32. A head is reshaped to `form`, whose axis `axis` holds the
+    two numbers of each rotary pair. `angles` are float32 [count, ...], with the shape `form` without that axis."""
     cosines, sines = mx.cos(angles)[:, None], mx.sin(angles)[:, None]
 
     def turn(x: mx.array, rows: slice) -> mx.array:
@@ -187,10 +187,10 @@ def interpolated(
     *,
     zeros: bool = False,
 ) -> mx.array:
-    """Returns the bilinear mix of a table's entries at float coordinates [count], in float32 [count, width].
+    """Returns float32 [count, width]: bilinear mixes of a table's entries at the float coordinates `rows`, `columns`.
 
-    `look_up` returns the entries [count, width] at indices into a table of `sides` rows and columns. Beyond the edge
-    stand its outermost entries, or `zeros`.
+    `look_up` returns the entries [count, width] for indices into a table of `sides` (rows, columns). Outside the table,
+    entries equal the table's outermost entries, or with `zeros` are 0.
     """
 
     def ends(at: mx.array, side: int) -> list[tuple[mx.array, mx.array]]:

@@ -1,4 +1,4 @@
-"""Gemma 4's tower: that of e2b, e4b, 26B-A4B and 31B."""
+"""Gemma 4's towers for pictures: the transformer of e2b, e4b, 26B-A4B and 31B, and the projections of 12B."""
 
 from collections.abc import Container, Iterator, Sequence
 from typing import cast
@@ -19,7 +19,7 @@ BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 class ClampedLinear(TowerLayer):
-    """A linear without a bias. If `clamped`, its input and output are kept within bounds."""
+    """A linear without a bias. If `clamped`, clips its input and output to bounds."""
 
     def __init__(self, inputs: int, outputs: int, clamped: bool) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class ClampedLinear(TowerLayer):
     def __call__(self, x: mx.array) -> mx.array:
         if "input_min" not in self:
             return self.linear(x)
-        # A bound of another type would change that of the whole array.
+        # A bound of another type would change the type of the whole array.
         low, high, least, most = (mx.array(self[name], x.dtype) for name in BOUNDS)
         return mx.clip(self.linear(mx.clip(x, low, high)), least, most)
 
 
 def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
-    """Removes the bounds from `weights`, and returns them under their names as single numbers. Raises ModelError, with
-    the text `fault`, for a linear that has only some of the four."""
+    """Removes the bounds of linears from `weights`, and returns these bounds by name, as arrays of shape (). Raises
+    ModelError, with the text `fault`, for a linear that has only some of the four bounds."""
     found = {name: weights.pop(name) for name in [*weights] if name.rpartition(".")[2] in BOUNDS}
     for linear in sorted({name.rpartition(".")[0] for name in found}):
         if missing := [bound for bound in BOUNDS if f"{linear}.{bound}" not in found]:
@@ -47,7 +47,7 @@ def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
 
 
 def free_but(bounds: Container[str], module: TowerLayer) -> None:
-    """Removes the bounds of all linears of `module` that are not in `bounds`."""
+    """Removes from `module` the bounds of all linears whose bounds are not among the names `bounds`."""
     for name, each in Module.named_modules(module):
         if isinstance(each, ClampedLinear) and f"{name}.{BOUNDS[0]}" not in bounds:
             for bound in BOUNDS:
@@ -55,8 +55,8 @@ def free_but(bounds: Container[str], module: TowerLayer) -> None:
 
 
 def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
-    """Returns for each patch the sum of its rows in two tables [positions, width]: [patches, width]. Raises ValueError
-    for a table of too few positions."""
+    """Returns [patches, width]: for each patch, the sum of its entries in the tables `columns` and `rows`, both
+    [positions, width]. Raises ValueError for a table with too few positions."""
     if len(columns) < grid.columns or len(rows) < grid.rows:
         raise ValueError(f"{len(columns)} x {len(rows)} positions are too few for {grid}")
     return (columns[: grid.columns][None] + rows[: grid.rows][:, None]).flatten(0, 1)
@@ -66,12 +66,12 @@ _TABLE = "patch_embedder.position_embedding_table"
 
 
 class GemmaEmbedder(TowerLayer):
-    """Pixels and positions to rows."""
+    """Maps the pixels and positions of patches to rows."""
 
     def __init__(self, values: int, positions: int, hidden: int) -> None:
         super().__init__()
         self.input_proj = Linear(values, hidden, bias=False)
-        self.position_embedding_table = mx.ones((2, positions, hidden))  # columns, rows
+        self.position_embedding_table = mx.ones((2, positions, hidden))  # for columns, for rows
 
     def __call__(self, patches: mx.array, grid: Grid) -> mx.array:
         columns, rows = self.position_embedding_table
@@ -80,7 +80,7 @@ class GemmaEmbedder(TowerLayer):
 
 
 class GemmaAttention(TowerLayer):
-    """The linears of attention; norms of queries and keys take the place of a scale."""
+    """The linears and norms of attention. Norms of queries and keys replace the scaling of scores."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head: int, eps: float, clamped: bool) -> None:
         super().__init__()
@@ -133,9 +133,9 @@ class GemmaBlock(TowerBlock):
 
 
 class Gemma4Tower(Tower):
-    """A transformer over 16 px patches. `patches` [count, 16 * 16 * 3] are row-major, each y, x, channel.
+    """A transformer. `patches` [count, 16 * 16 * 3] go row by row; the values of each patch are ordered y, x, channel.
 
-    The mean of 3 x 3 patches becomes a soft token, so a grid's rows and columns are multiples of 3. Source:
+    The mean of 3 x 3 patches becomes a soft token, so a grid's rows and columns must be multiples of 3. Source:
     huggingface/transformers, models/gemma4.
     """
 
@@ -155,7 +155,7 @@ class Gemma4Tower(Tower):
         hidden, inner = size(vision, "hidden_size", 768), size(vision, "intermediate_size", 3072)
         heads = size(vision, "num_attention_heads", 12)
         kv_heads, head = size(vision, "num_key_value_heads", heads), size(vision, "head_dim", 64)
-        if head % 4:  # two directions, two halves each
+        if head % 4:  # for two directions, each with pairs of numbers
             raise ModelError(f"config.json: a vision tower's head_dim must be a multiple of 4, found {head}")
         if heads % kv_heads:
             raise ModelError(f"config.json: a vision tower's {kv_heads} heads for keys must divide {heads}")
@@ -169,7 +169,7 @@ class Gemma4Tower(Tower):
         # Not `values`: that is a method of MLX's modules, which are dicts.
         self.pixels = 3 * small_count(vision, "patch_size", 16) ** 2
         self.patch_embedder = GemmaEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
-        self.encoder = TowerLayer()  # in the names of parameters
+        self.encoder = TowerLayer()  # a level of the parameters' names
         self.encoder.layers = [
             GemmaBlock(hidden, inner, heads, kv_heads, head, self.eps, clamped=self.clamped)
             for _ in range(small_count(vision, "num_hidden_layers", 16))
@@ -180,10 +180,10 @@ class Gemma4Tower(Tower):
         self.embedding_projection = Linear(hidden, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Drops bounds unless config.json has `use_clipped_linears`. Raises ModelError for a linear with only some of
-        its four bounds."""
+        """Drops bounds unless config.json has `use_clipped_linears`. Raises ModelError for a linear that has only some
+        of the four bounds."""
         bounds = bounds_of(weights, "a vision tower's {linear} must have all four bounds or none, missing: {missing}")
-        if _TABLE in weights:  # these are the dense tensors, so the bounds are among them
+        if _TABLE in weights:  # the call with the dense tensors, among them all bounds
             free_but(bounds if self.clamped else (), self)
         return weights | bounds if self.clamped else weights
 
@@ -191,7 +191,7 @@ class Gemma4Tower(Tower):
         x = self.patch_embedder(patches, grid)
         yield x
         rows, columns = grid.places()
-        # Half of each head turns with the column, half with the row, in halves of their own.
+        # One half of each head rotates by the column, the other by the row. Each half has its own pairs.
         turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
         for block in self.encoder.layers:
             x = yield from block.steps(x, self.piece_bytes, turn)
@@ -199,10 +199,10 @@ class Gemma4Tower(Tower):
         yield self._features(x, grid)
 
     def _features(self, x: mx.array, grid: Grid) -> mx.array:
-        """Pools, scales, norms and projects `x` [patches, hidden], in float32: the scale can leave float16's range."""
+        """Pools, scales, norms and projects `x` [patches, hidden]. Scaled values need float32: float16 may overflow."""
         rows, columns = grid.rows // self.pool, grid.columns // self.pool
         squares = x.astype(mx.float32).reshape(rows, self.pool, columns, self.pool, self.hidden)
-        # As the reference, rounds between the mean and the scale.
+        # Rounds between the mean and the scale, as the reference does.
         pooled = squares.mean(axis=(1, 3)).flatten(0, 1).astype(x.dtype).astype(mx.float32) * self.hidden**0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias) * self.std_scale
@@ -216,8 +216,8 @@ class Gemma4Tower(Tower):
 
 
 class Gemma4UnifiedTower(Tower):
-    """The tower of 12B, in which each patch is embedded by itself: norms and two projections. `patches` [count, 48 * 48
-    * 3] are row-major, each y, x, channel, and a soft token.
+    """The tower of 12B: norms and two projections, which make a soft token of each patch by itself. `patches` [count,
+    48 * 48 * 3] go row by row; the values of each patch are ordered y, x, channel.
 
     Source: huggingface/transformers, models/gemma4_unified.
     """
@@ -242,7 +242,7 @@ class Gemma4UnifiedTower(Tower):
         self.patch_ln1 = LayerNorm(self.pixels)
         self.patch_dense = Linear(self.pixels, hidden)
         self.patch_ln2 = LayerNorm(hidden)
-        self.pos_embedding = mx.zeros((size(vision, "mm_posemb_size", 1120), 2, hidden))  # columns, rows
+        self.pos_embedding = mx.zeros((size(vision, "mm_posemb_size", 1120), 2, hidden))  # for columns, for rows
         self.pos_norm = LayerNorm(hidden)
         self.embedding_projection = Linear(hidden, self.width, bias=False)
 

@@ -1,6 +1,6 @@
 """Gemma 4's towers for sound: the conformer of e2b and e4b, and the projection of 12B.
 
-Source: huggingface/transformers, models/gemma4 and gemma4_unified; docs/internals/wire.md, 13.
+Source: huggingface/transformers, models/gemma4 and gemma4_unified; docs/internals/wire.md, section 13.
 """
 
 import math
@@ -21,9 +21,9 @@ from runner.media.towers.tower import SoundTower, Steps, TowerLayer, in_pieces, 
 from runner.model.fields import Config, expect, positive, section, size, small_count
 
 _EPS = 1e-6
-"""The epsilon of norms that do not take the config's."""
+"""The epsilon of norms that do not use the config's `rms_norm_eps`."""
 _UNSEEN = -1e9
-"""The score of a hidden key."""
+"""The attention score of a key that a row must not see."""
 _STRIDE = 2
 _KERNEL = 3
 
@@ -39,7 +39,7 @@ class Conv(TowerLayer):
 
 
 class Subsampling(TowerLayer):
-    """A convolution of 3 x 3 that halves time and frequency, a norm over channels, ReLU."""
+    """A 3 x 3 convolution that halves time and frequency, then a norm over channels, then ReLU."""
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Subsampling(TowerLayer):
         self.norm = LayerNorm(outputs, eps=eps, bias=False)
 
     def steps(self, x: mx.array, piece_bytes: int) -> Steps:
-        """Computes [T / 2, F / 2, outputs] of `x` [T, F, inputs]."""
+        """Maps `x` [T, F, inputs] to [T / 2, F / 2, outputs], both halves rounded up."""
         count, bins, inputs = x.shape
         padded = mx.pad(x, [(1, 1), (1, 1), (0, 0)])[None]
 
@@ -60,12 +60,12 @@ class Subsampling(TowerLayer):
 
 
 def halved(count: int) -> int:
-    """Returns the number of rows or bins after a convolution."""
+    """Returns the number of rows or bins that a convolution of stride 2 makes of `count`."""
     return (count + 1) // _STRIDE
 
 
 class Beginning(TowerLayer):
-    """Spectra to rows of the conformer."""
+    """The first layers of the tower: map spectra to rows of the conformer."""
 
     def __init__(self, channels: Sequence[int], hidden: int, eps: float) -> None:
         super().__init__()
@@ -76,13 +76,13 @@ class Beginning(TowerLayer):
 
     def steps(self, spectra: mx.array, piece_bytes: int) -> Steps:
         x = yield from self.layer0.steps(spectra[..., None], piece_bytes)
-        yield x  # the largest of all
+        yield x  # the largest array of the tower
         x = yield from self.layer1.steps(x, piece_bytes)
         return self.input_proj_linear(x.flatten(1))
 
 
 class ConformerFeedForward(TowerLayer):
-    """Two linears, whose result is added with a weight."""
+    """A feed-forward network of two linears. Adds its result, multiplied by `weight`, to its input."""
 
     def __init__(self, hidden: int, weight: float, limit: float) -> None:
         super().__init__()
@@ -99,10 +99,10 @@ class ConformerFeedForward(TowerLayer):
 
 
 class ConformerAttention(TowerLayer):
-    """Attention of blocks of rows to themselves and to rows near them, by content and by distance, in float32."""
+    """Attention to near rows, computed in blocks and in float32. Scores depend on content and on distance."""
 
     def __init__(self, hidden: int, heads: int, block: int, past: int, future: int, cap: float) -> None:
-        """A row sees rows less than `past` before it and less than `future` after it."""
+        """A row sees rows less than `past` places before it and less than `future` places after it."""
         super().__init__()
         self.heads, self.head = heads, hidden // heads
         self.block, self.past, self.future = block, past, future
@@ -115,7 +115,7 @@ class ConformerAttention(TowerLayer):
 
     @property
     def context(self) -> int:
-        """The keys of a block."""
+        """The number of keys that one block of rows uses."""
         return self.past + self.block + self.future
 
     def projected(self, x: mx.array) -> mx.array:
@@ -128,7 +128,7 @@ class ConformerAttention(TowerLayer):
         return mx.stack([queries * scale, keys * (math.log(1 + math.e) / math.log(2)), values], axis=1)
 
     def distances(self, dtype: mx.Dtype) -> mx.array:
-        """Returns the keys [heads, head, past + future + 1] of the distances from `past` down to -`future`."""
+        """Returns keys [heads, head, past + future + 1] that stand for the distances from `past` down to -`future`."""
         hidden = self.heads * self.head
         steps = mx.exp(mx.arange(hidden // 2) * -(math.log(10000.0) / max(hidden // 2 - 1, 1)))
         turns = mx.arange(self.past, -self.future - 1, -1).astype(mx.float32)[:, None] * steps
@@ -137,7 +137,7 @@ class ConformerAttention(TowerLayer):
         return found.reshape(-1, self.heads, self.head).transpose(1, 2, 0)
 
     def attend(self, parts: mx.array, distances: mx.array, piece_bytes: int) -> Steps:
-        """Computes [count, hidden] in float32 of `parts` from `projected`."""
+        """Returns float32 [count, hidden], the result of attention. `projected` must have returned `parts`."""
         count = parts.shape[0]
         blocks = -(-count // self.block)
         spare = blocks * self.block - count
@@ -165,19 +165,19 @@ class ConformerAttention(TowerLayer):
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of a block's keys, values and scores."""
+        """The bytes of the keys, values and scores of one block of rows."""
         return 4 * self.heads * self.context * (2 * self.head + 4 * self.block)
 
     def _shifted(self, scores: mx.array) -> mx.array:
-        """Turns scores of distances [blocks, heads, block, distances] into scores of the block's keys: shifts each row
-        by one place more than the row before it."""
+        """Turns scores by distance [blocks, heads, block, distances] into scores by key [blocks, heads, block, keys].
+        Shifts each row by one place more than the row before."""
         number, heads, block, count = scores.shape
         wide = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (0, self.context + 1 - count)]).flatten(2)
         return wide[..., : block * self.context].reshape(number, heads, block, self.context)
 
 
 class LightConv(TowerLayer):
-    """A gate, a convolution of each channel over the rows before, and a linear."""
+    """A gated linear, a convolution of each channel over a row and the rows before it, and another linear."""
 
     def __init__(self, hidden: int, kernel: int, eps: float, limit: float) -> None:
         super().__init__()
@@ -189,18 +189,18 @@ class LightConv(TowerLayer):
         self.limit = limit
 
     def gated(self, x: mx.array) -> mx.array:
-        """Returns the rows [count, hidden] that the convolution takes."""
+        """Returns the input rows [count, hidden] of the convolution."""
         first, second = mx.split(self.linear_start(self.pre_layer_norm(x)), 2, axis=-1)
         return first * mx.sigmoid(second)
 
     def convolved(self, gated: mx.array) -> mx.array:
-        """Returns the sums for the rows after the first `kernel - 1` of `gated`."""
+        """Returns the results for all rows of `gated` but the first `kernel - 1`, which only precede other rows."""
         x = mx.conv1d(gated[None], self.depthwise_conv1d.weight, groups=gated.shape[-1])[0]
         return self.linear_end(silu(self.conv_norm(mx.clip(x, -self.limit, self.limit))))
 
 
 class ConformerLayer(TowerLayer):
-    """Feed-forward, attention, convolution, feed-forward."""
+    """A feed-forward network, attention, a convolution, and another feed-forward network."""
 
     def __init__(
         self, hidden: int, attention: ConformerAttention, kernel: int, eps: float, weight: float, limit: float
@@ -218,7 +218,7 @@ class ConformerLayer(TowerLayer):
         self.limit = limit
 
     def steps(self, x: mx.array, piece_bytes: int) -> Steps:
-        """Computes the layer's rows of `x` [count, hidden]."""
+        """Maps `x` [count, hidden] to rows of the same shape."""
         count, dtype, row_bytes = x.shape[0], x.dtype, 4 * self.hidden * work_bytes(x.dtype)
 
         def by_rows(function: OfRows) -> Steps:
@@ -248,7 +248,7 @@ _FIRST = "subsample_conv_projection.layer0.conv.weight"
 
 
 class Gemma4SoundTower(SoundTower):
-    """The conformer of e2b and e4b. `rows` are spectra [count, 128]; four of them become a soft token."""
+    """The conformer of e2b and e4b. `rows` are spectra [count, 128]; four spectra become a soft token."""
 
     family = Gemma4Sound
     absent = "config declares a gemma4_audio tower but audio_tower weights are missing from the manifest"
@@ -293,10 +293,10 @@ class Gemma4SoundTower(SoundTower):
         self.embedding_projection = Linear(output, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Moves the inputs of convolutions behind the kernel. Raises ModelError for a linear with only some of its four
-        bounds."""
+        """Moves the axis of inputs in the weights of convolutions to the end. Raises ModelError for a linear that has
+        only some of the four bounds."""
         bounds = bounds_of(weights, "weight {linear} has a partial clamp set")
-        if _FIRST in weights:  # these are the dense tensors, so the bounds are among them
+        if _FIRST in weights:  # the call with the dense tensors, among them all bounds
             free_but(bounds, self)
         for name, module in Module.named_modules(self):
             key = f"{name}.weight"
@@ -334,7 +334,7 @@ class Gemma4SoundTower(SoundTower):
 
 
 class Gemma4UnifiedSoundTower(SoundTower):
-    """The projection of 12B. `rows` are samples [count, samples of a token]; each becomes a soft token."""
+    """The projection of 12B. `rows` are samples [count, samples of a token]; each row becomes a soft token."""
 
     family = Gemma4UnifiedSound
     absent = "config declares a gemma4_unified_audio embedder but embed_audio weights are missing from the manifest"
@@ -348,7 +348,7 @@ class Gemma4UnifiedSoundTower(SoundTower):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type in which it computes; weights may be packed."""
+        """The type in which the tower computes: that of the scales if the weight is packed."""
         stored = (self.embedding_projection[name] for name in ("weight", "scales") if name in self.embedding_projection)
         return next((each.dtype for each in stored if mx.issubdtype(each.dtype, mx.floating)), mx.bfloat16)
 

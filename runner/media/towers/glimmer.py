@@ -1,4 +1,4 @@
-"""Glimmer's tower, in the form of transformers and in Meta's own."""
+"""Glimmer's tower. Reads config.json and tensors in the form of transformers and in Meta's own form."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _THETA = 10_000.0
 
 
 class GlimmerSizes(NamedTuple):
-    """The numbers of a tower. `interleaved`: the numbers of a rotary pair are neighbours, not half a head apart."""
+    """The sizes of a tower. If `interleaved`, the numbers of a rotary pair are neighbours, else half a head apart."""
 
     hidden: int
     inner: int
@@ -39,9 +39,9 @@ class GlimmerSizes(NamedTuple):
 
 
 def read_sizes(config: Config) -> GlimmerSizes:
-    """Returns the sizes of the tower that a whole `config.json` describes. Raises ModelError for nonsense."""
+    """Returns the sizes of the tower that a whole `config.json` describes. Raises ModelError for invalid fields."""
     sizes = _published(config) if "text_config" in config else _original(config)
-    head_width(sizes.hidden, sizes.heads, 4)  # two directions, two halves each
+    head_width(sizes.hidden, sizes.heads, 4)  # for two directions, each with pairs of numbers
     if sizes.output != sizes.hidden * sizes.merge**2:
         wanted = f"{sizes.hidden} * {sizes.merge}^2"
         raise ModelError(f"config.json: a vision tower's output must be {wanted} wide, found {sizes.output}")
@@ -49,7 +49,7 @@ def read_sizes(config: Config) -> GlimmerSizes:
 
 
 def _published(config: Config) -> GlimmerSizes:
-    """Reads the form of transformers. Defaults are those of its class."""
+    """Returns the sizes from a config in the form of transformers. Defaults are those of transformers' class."""
     vision = section(config, "vision_config")
     expect(vision, "hidden_act", "gelu")
     expect(config, "projector_hidden_act", "gelu")
@@ -72,7 +72,7 @@ def _published(config: Config) -> GlimmerSizes:
 
 
 def _original(config: Config) -> GlimmerSizes:
-    """Reads Meta's own form: one object, neighbours as rotary pairs, kinds of layers by a period."""
+    """Returns the sizes from a config in Meta's own form, which is one object without objects in it."""
     hidden = size(config, "vision_latent_dim")
     return GlimmerSizes(
         hidden=hidden,
@@ -92,12 +92,12 @@ def _original(config: Config) -> GlimmerSizes:
 
 
 def _kinds(layers: int, period: int) -> tuple[str, ...]:
-    """Returns full attention for every layer whose number is a multiple of `period`, and for the last."""
+    """Returns the kinds of layers: FULL for each multiple of `period` and for the last layer, else WINDOW."""
     return tuple(FULL if number % period == 0 or number == layers else WINDOW for number in range(1, layers + 1))
 
 
 class GlimmerEmbedder(TowerLayer):
-    """Pixels and positions to rows."""
+    """Maps the pixels and positions of patches to rows."""
 
     def __init__(self, sizes: GlimmerSizes) -> None:
         super().__init__()
@@ -108,17 +108,17 @@ class GlimmerEmbedder(TowerLayer):
 
     def __call__(self, patches: mx.array, grid: Grid, dtype: mx.Dtype) -> mx.array:
         pixels = (patches.astype(mx.float32) / 127.5 - 1).astype(dtype)
-        # A picture is a film of equal frames. Columns of a packed weight cannot be added up instead.
+        # A picture stands as `copies` equal frames of a film. Columns of a packed weight cannot be added up instead.
         rows = self.patch_embedding(mx.tile(pixels, (1, self.copies)))
         table = self.position_embedding_table(mx.arange(self.table.patches))
         return rows + stretched_table(table, self.table, grid).astype(dtype)
 
 
 def stretched_table(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
-    """Returns float32 [patches, width]: the table [sides.patches, width], stretched over the grid.
+    """Returns float32 [patches, width]: `table` [sides.patches, width], stretched over `grid`.
 
-    Interpolates between the centres of cells, with zeros around the table. Rows of the grid are rows of the table:
-    Meta's first code and Ollama's runner exchange the directions of a table that is not square
+    Interpolates between the centres of cells; zeros surround the table. Rows of the grid match rows of the table. In
+    Meta's first code and Ollama's runner, rows and columns are exchanged if the table is not square
     (pytorch/torchtitan#4244).
     """
     rows, columns = (
@@ -128,7 +128,7 @@ def stretched_table(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
 
 
 class Adapter(TowerLayer):
-    """From the merged rows of the tower to the width of the projection."""
+    """Maps the merged rows of the tower to the width of the projection's input."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -140,10 +140,10 @@ class Adapter(TowerLayer):
 
 
 class GlimmerTower(Tower):
-    """A transformer over 14 px patches. `patches` [count, 3 * 14 * 14] are row-major, each channel, y, x.
+    """A transformer. `patches` [count, 3 * 14 * 14] go row by row; the values of each patch are ordered channel, y, x.
 
-    2 x 2 patches become a soft token, so a grid's rows and columns are even. The norm that follows in the reference is
-    left to mlx-lm's class, which norms all embeddings. Source: huggingface/transformers, models/muse_glimmer.
+    2 x 2 patches become a soft token, so a grid's rows and columns must be even. The reference norms the features
+    last; here, mlx-lm's class norms all embeddings instead. Source: huggingface/transformers, models/muse_glimmer.
     """
 
     family = Glimmer
@@ -198,8 +198,8 @@ class GlimmerTower(Tower):
 
 
 def _windows(grid: Grid, side: Grid) -> tuple[mx.array, list[slice]]:
-    """Cuts a grid into windows of at most `side` patches. Returns the order of patches window by window, and the place
-    of each window in it."""
+    """Cuts a grid into windows of at most `side.rows` x `side.columns` patches. Returns the indices of patches, window
+    by window, and the slice of each window in this list."""
     cells = mx.arange(grid.patches).reshape(grid)
     parts = [
         cells[top : top + side.rows, left : left + side.columns].flatten()

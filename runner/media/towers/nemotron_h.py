@@ -26,7 +26,7 @@ _CLIP = {"norm_mean": (0.48145466, 0.4578275, 0.40821073), "norm_std": (0.268629
 
 
 class NemotronTower(Tower):
-    """A transformer over 16 px patches, and a projector. Patches are row-major, each channel, y, x."""
+    """A transformer and a projector. Patches go row by row; the values of each are ordered channel, y, x."""
 
     family = NemotronH
     names = (
@@ -49,7 +49,7 @@ class NemotronTower(Tower):
         projected = size(config, "projector_hidden_size", 4096)
         joined = _MERGE * _MERGE * width
         head_width(width, heads)
-        # The underscore keeps them out of the parameters.
+        # The underscores keep both arrays out of the parameters.
         self._mean, self._spread = (mx.array(_triplet(config, key))[:, None] for key in _CLIP)
         self.by_columns = config.get("ps_version", "v1") == "v1"
         self.patch_embed = Linear(_CHANNELS * _PATCH * _PATCH, width, bias=False)
@@ -64,7 +64,7 @@ class NemotronTower(Tower):
         self.fc2 = Linear(projected, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Takes the numbers of class tokens and positions, and the existence of a last norm, from the tensors."""
+        """Fits the module to the tensors: the numbers of class tokens and positions, and a last norm if one exists."""
         width = self.projector_norm.weight.size // _MERGE**2
         tokens, positions = weights.get("class_tokens"), weights.get("positions")
         if tokens is not None and tokens.ndim == 2:
@@ -126,7 +126,7 @@ def _check_form(config: Config, part: Config) -> None:
 
 
 def _triplet(config: Config, key: str) -> tuple[float, ...]:
-    """Returns a number for each channel. Raises ModelError for anything else."""
+    """Returns a field of config.json: one number for each channel. Raises ModelError for other values."""
     found = config.get(key) or list(_CLIP[key])
     if not isinstance(found, list) or len(found) != _CHANNELS or not all(type(each) in (int, float) for each in found):
         raise ModelError(f"config.json: {key} must contain {_CHANNELS} numbers, found {found!r}")

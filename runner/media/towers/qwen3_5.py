@@ -21,7 +21,7 @@ _THETA = 10000.0
 
 
 class _Merger(TowerLayer):
-    """Joins blocks of patches and maps them to the text model's width."""
+    """Joins the patches of each block, and maps every block to a row of the text model's width."""
 
     def __init__(self, width: int, joined: int, out: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Merger(TowerLayer):
 
 
 class Qwen35Tower(Tower):
-    """A transformer over patches in the order of merge blocks, each channel, y, x, without the second copy in time."""
+    """A transformer over patches in the order of merge blocks. A patch is one frame, ordered channel, y, x."""
 
     family = Qwen35
     names = (
@@ -68,8 +68,8 @@ class Qwen35Tower(Tower):
         self.merger = _Merger(width, self.merge**2 * width, out)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Turns the convolution over two equal pictures into one matrix for one picture. Takes the width inside the
-        feed-forward networks from the tensors, as Ollama's runner does."""
+        """Turns the convolution over several equal frames into one matrix for a single picture. Takes the width
+        inside the feed-forward networks from the tensors, as Ollama's runner does."""
         inner = weights.get("blocks.0.mlp.fc1.bias")
         if inner is not None:
             for block in self.blocks:

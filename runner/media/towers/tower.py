@@ -1,7 +1,7 @@
 """The interface of all towers, and computing in pieces.
 
-A tower turns the patches of one picture, or the rows of one sound, into rows of a text model's prompt. It computes in
-pieces bounded by `MediaTower.piece_bytes` and yields after each, so that other work can be done in between.
+A tower turns the patches of one picture, or the rows of one sound, into rows of a text model's prompt. The tower
+computes in pieces bounded by `MediaTower.piece_bytes`. It yields after each piece, so that other work can run.
 """
 
 import re
@@ -16,18 +16,18 @@ from runner.media.families import PictureFamily, SoundFamily
 from runner.model.fields import Config, section, size
 
 Steps = Generator[mx.array, None, mx.array]
-"""Yields lazy arrays to evaluate one after the other, and returns the result."""
+"""A computation that yields lazy arrays, which the caller evaluates in turn, and returns the lazy result."""
 
 _SCORE_BYTES = 4
-"""The most bytes of an attention score: MLX's CPU backend makes scores in the type of the queries."""
+"""The most bytes of one attention score: MLX's CPU backend makes scores in the type of the queries."""
 _PIECE_BYTES = {mx.cpu: 8 << 20, mx.gpu: 64 << 20}
-"""A CPU takes about 50 ms for 8 MiB of scores, and is no faster with more of them at once."""
+"""The default `piece_bytes`. A CPU computes 8 MiB of scores in about 50 ms; larger pieces are no faster."""
 _FUSED_WIDTHS = (64, 80, 128)
-"""Widths of a head for which GPUs have a kernel that holds no scores in memory."""
+"""The widths of a head for which MLX has a GPU kernel that keeps no scores in memory."""
 
 
 class Grid(NamedTuple):
-    """The patches of one picture."""
+    """The numbers of rows and columns of the patches of one picture."""
 
     rows: int
     columns: int
@@ -53,23 +53,23 @@ class MediaTower(TowerLayer):
     """One family's encoder of one kind of media. Owner: the engine thread, like every array."""
 
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(pattern, replacement) for the beginnings of tensor names: the first pattern that matches turns a name into that
-    of a parameter. A name that matches none is not the tower's."""
+    """(pattern, replacement) for the beginnings of tensor names. The first pattern that matches turns the name of a
+    tensor into the name of a parameter. A tensor whose name matches no pattern does not belong to the tower."""
     piece_bytes: int
     """The most bytes of attention scores, or of the widest rows of a layer, that are computed at once."""
     width: int
-    """The width of its output and of the text model."""
+    """The width of the tower's features, equal to that of the text model."""
 
     def __init__(self, config: Config) -> None:
         """Makes the tower that a whole `config.json` describes, with random, lazy parameters. Raises ModelError for
-        nonsense."""
+        invalid fields."""
         super().__init__()
         self.piece_bytes = _PIECE_BYTES[mx.default_device().type]
         self.width = size(section(config, "text_config") or section(config, "llm_config") or config, "hidden_size")
 
     @classmethod
     def parameter_name(cls, name: str) -> str | None:
-        """Returns the parameter for the tensor `name` of a checkpoint; None if it is not the tower's."""
+        """Returns the name of the parameter for the tensor `name`; None if the tensor does not belong to the tower."""
         for pattern, replacement in cls.names:
             if match := re.match(pattern, name):
                 return match.expand(replacement) + name[match.end() :]
@@ -79,8 +79,8 @@ class MediaTower(TowerLayer):
         """Returns the weights under the names and in the shapes of this module's parameters. May change the module to
         fit the shapes.
 
-        The weights have the names that `names` gives, and are arrays or placeholders. Words, scales and biases of
-        packed tensors pass separately under the name of the weight: rename or drop them, compute with dense ones only.
+        `weights` are arrays or placeholders, named by `parameter_name`. The words, scales and biases of packed tensors
+        come in calls of their own, under the name of the weight. A subclass must compute with dense tensors only.
         """
         return weights
 
@@ -92,15 +92,15 @@ class Tower(MediaTower):
 
     @abstractmethod
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
-        """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width].
+        """Yields lazy arrays, which the caller evaluates in turn. The last array is the features [soft tokens, width].
 
-        `patches` is uint8 [count, values], in the family's order. The features stand in the place of rows of the text
-        model's embedding table.
+        `patches` is uint8 [count, values], in the family's order. The features replace rows of the text model's
+        embedding table.
         """
 
     @abstractmethod
     def encode_bytes(self, grid: Grid) -> int:
-        """Returns an estimate of the most bytes that encoding such a picture takes at any moment, without weights."""
+        """Returns an estimate of the most bytes that encoding a picture of `grid` needs at once, without weights."""
 
 
 class SoundTower(MediaTower):
@@ -108,26 +108,26 @@ class SoundTower(MediaTower):
 
     family: ClassVar[type[SoundFamily]]
     absent: ClassVar[str]
-    """The fault of a model with its description but none of its tensors, in Ollama's words."""
+    """The fault, in Ollama's words, of a model that has the config of this tower, but none of its tensors."""
 
     @abstractmethod
     def encode(self, rows: mx.array, lengths: Sequence[int]) -> Iterator[mx.array]:
-        """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width], of all pieces.
+        """Yields lazy arrays, which the caller evaluates in turn. The last array is the features [soft tokens, width].
 
-        `rows` is float32 [count, values], piece after piece; `lengths` are the rows of each piece. Each piece is heard
-        by itself.
+        `rows` is float32 [count, values], piece after piece; `lengths` are the numbers of rows of the pieces. The tower
+        encodes each piece by itself.
         """
 
     @abstractmethod
     def encode_bytes(self, lengths: Sequence[int]) -> int:
-        """Returns an estimate of the most bytes that encoding such a sound takes at any moment, without weights."""
+        """Returns an estimate of the most bytes that encoding a sound of `lengths` needs at once, without weights."""
 
 
 def in_pieces(
     function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
 ) -> Steps:
-    """Joins along `axis` the results of `function` for pieces of `count` rows, of at most `piece_bytes` and at least
-    one row. No row may depend on another one. `row_bytes` is the size of the widest array that it makes of a row."""
+    """Joins, along `axis`, the results of `function` for pieces of `count` rows, each of at most `piece_bytes` but at
+    least one row. `row_bytes` is the size of the widest array made of a row. A row must not depend on other rows."""
     parts: list[mx.array] = []
     rows = max(1, piece_bytes // max(1, row_bytes))
     for start in range(0, count, rows):
@@ -138,15 +138,15 @@ def in_pieces(
 
 
 def attend_in_pieces(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
-    """Computes attention [1, heads, Q, d] of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d], in
-    blocks of queries."""
+    """Returns attention [1, heads, Q, d] of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d].
+    Computes one block of queries after another."""
     _, heads, count, width = queries.shape
     fused = next((each for each in _FUSED_WIDTHS if each >= width), width)
     if fused != width and mx.default_device() != mx.Device(mx.cpu):
         wider = [(0, 0)] * 3 + [(0, fused - width)]
         queries, keys, values = (mx.pad(each, wider) for each in (queries, keys, values))
     row_bytes = heads * keys.shape[2] * _SCORE_BYTES
-    if count * row_bytes > piece_bytes:  # else each block would make its own copy
+    if count * row_bytes > piece_bytes:  # else each block of queries would copy both arrays
         keys, values = mx.contiguous(keys), mx.contiguous(values)
 
     def block(rows: slice) -> mx.array:
@@ -157,11 +157,11 @@ def attend_in_pieces(queries: mx.array, keys: mx.array, values: mx.array, scale:
 
 
 def work_bytes(dtype: mx.Dtype) -> int:
-    """Returns the bytes of a number of that type during computation: MLX's CPU backend widens 16 bits."""
+    """Returns the bytes of a number of this type in a computation: MLX's CPU backend widens 16 bits to 32."""
     return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
 
 
 def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
-    """Returns the most bytes that embedding `count` patches of `values` numbers takes, as measured with MLX's CPU
-    backend."""
+    """Returns the most bytes that embedding `count` patches of `values` numbers needs. The factors were measured with
+    MLX's CPU backend."""
     return count * (values * (1 + 5 * 4) + 6 * row_bytes)

@@ -1,5 +1,5 @@
-"""Finds the towers in an opened model, checks them from headers alone, and loads them. A fault costs pictures, or
-sound, never text."""
+"""Finds the towers of an opened model, checks them by the headers of its files, and loads them. A fault in a tower
+disables pictures or sound, never text."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -28,12 +28,12 @@ AnyTower = TypeVar("AnyTower", bound=MediaTower)
 
 
 class TowerRow(NamedTuple, Generic[AnyTower]):
-    """The tower of a family, whose `name` is for people."""
+    """The tower of a family of models. `name` is the name of the tower in messages."""
 
     name: str
     tower: type[AnyTower]
     others: Mapping[str, type[AnyTower]] = MappingProxyType({})
-    """`model_type` of the `vision_config` or `audio_config` -> another tower."""
+    """`model_type` of the `vision_config` or `audio_config` -> the tower that replaces `tower`."""
     preprocessor: tuple[str, ...] = ()
     """Fields of `preprocessor_config.json` that override those of `config.json`."""
 
@@ -62,7 +62,7 @@ SOUND_TOWERS: dict[str, TowerRow[SoundTower]] = {
     "embedding_gemma2": TowerRow("gemma4", Gemma4SoundTower),
     "gemma4": TowerRow("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
 }
-"""The same for sound."""
+"""mlx-lm module of the text model (`Family.module`) -> its tower for sounds."""
 PREPROCESSOR = "preprocessor_config.json"
 _TEXT_ONLY = ("quantization_config", "quantize_activations")
 """Fields of `config.json` that are about the text model's layers."""
@@ -71,21 +71,21 @@ _NUMBERED = re.compile(r".*?\.\d+(?=\.)")
 
 
 class TowerPlan(NamedTuple, Generic[AnyTower]):
-    """A tower of one model. Holds no array."""
+    """The plan for loading one tower of a model. A plan holds no array."""
 
     family: str
     kind: type[AnyTower]
     opened: OpenedModel
-    """The model with the tower's tensors instead of its own, under the names for `MediaTower.sanitize`, and with the
-    tower's config."""
+    """The opened model with the tower's tensors instead of the text model's, named for `MediaTower.sanitize`, and with
+    the tower's config."""
     fault: str = ""
     """The reason why the tower cannot be loaded."""
     unknown: bool = False
-    """True if another runner may load it in spite of the fault."""
+    """True if another runner may be able to load the tower in spite of the fault."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes that loading reads; 0 with a fault."""
+        """The bytes that loading the tower reads; 0 if the plan has a fault."""
         return 0 if self.fault else self.opened.total_bytes
 
     @property
@@ -95,19 +95,19 @@ class TowerPlan(NamedTuple, Generic[AnyTower]):
 
 
 def plan_tower(opened: OpenedModel) -> TowerPlan[Tower] | None:
-    """Plans the tower of a model for pictures, from headers alone. None if no tower is known for it."""
+    """Returns the plan of a model's tower for pictures, made by headers alone; None if the model has none."""
     row = TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "vision_config", "vision tower")
 
 
 def plan_sound_tower(opened: OpenedModel) -> TowerPlan[SoundTower] | None:
-    """Plans the tower of a model for sound, as `plan_tower` does."""
+    """Returns the plan of a model's tower for sounds, as `plan_tower` does for pictures."""
     row = SOUND_TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "audio_config", "sound tower")
 
 
 def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
-    """`key` names the description in config.json, `what` the tower in texts."""
+    """Returns the plan. `key` is the field of config.json that describes the tower; `what` names the tower."""
     description = opened.config.get(key)
     kind = row.kind(description)
     checkpoint = opened.checkpoint
@@ -115,7 +115,7 @@ def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> 
     unreadable = _renamed(kind, checkpoint.unreadable)
     described, absent = isinstance(description, dict), not tensors and not unreadable
     if absent and (not described or opened.family.is_encoder):
-        return None  # the config of an encoder describes towers that it may lack
+        return None  # the config of an encoder describes towers even if the model lacks them
     name = f"the {row.name} tower" + (" for sound" if issubclass(kind, SoundTower) else "")
     tower = opened._replace(name=name, tensors=tensors)
     plan = TowerPlan(row.name, kind, tower)
@@ -147,8 +147,8 @@ def plan_weights(plan: TowerPlan[AnyTower], dtype: str, budget_bytes: int | None
 
 
 def load_tower(plan: TowerPlan[AnyTower], dtype: str = "keep", budget_bytes: int | None = None) -> AnyTower:
-    """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, and ModelError if reading
-    fails."""
+    """Reads the weights and builds the tower, on the engine thread. Raises ModelError as `plan_weights` does, and if
+    reading fails."""
     types = plan_weights(plan, dtype, budget_bytes)[1]
     return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
 
@@ -169,7 +169,7 @@ def _check_twins(kind: type[MediaTower], tensors: Mapping[str, LogicalTensor], w
 
 
 def _tower_config(opened: OpenedModel, row: TowerRow[AnyTower]) -> dict[str, object]:
-    """Returns `config.json` without fields about the text model, and with the overrides of the preprocessor."""
+    """Returns `config.json` without fields about the text model, overridden by fields of the preprocessor's file."""
     config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
     if not row.preprocessor:
         return config
@@ -178,7 +178,7 @@ def _tower_config(opened: OpenedModel, row: TowerRow[AnyTower]) -> dict[str, obj
 
 
 def _rehearsed(plan: TowerPlan[AnyTower]) -> TowerPlan[AnyTower]:
-    """Returns the plan without tensors that the tower has no use for. Raises ModelError for the first fault."""
+    """Returns the plan without tensors that the tower does not use. Raises ModelError if a trial of building fails."""
     tower, weights = sanitize_packed(
         lambda found, _: _made(plan, found), placeholders(plan.opened), Recipe("as stored")
     )
@@ -196,7 +196,7 @@ def _rehearsed(plan: TowerPlan[AnyTower]) -> TowerPlan[AnyTower]:
 
 
 def _refuse_missing(names: Collection[str]) -> None:
-    """Raises ModelError for the first of these parameters, in the words of Ollama's runner."""
+    """Raises ModelError, in Ollama's words, for the first missing parameter in `names` that is no bound."""
     missing = min((name.replace(".linear.", ".") for name in names if not name.endswith(BOUNDS)), default="")
     if missing.startswith("embedding_projection."):
         raise ModelError(f"missing weight: embed_audio.{missing}")
@@ -205,14 +205,14 @@ def _refuse_missing(names: Collection[str]) -> None:
 
 
 def _assembled(plan: TowerPlan[AnyTower], arrays: Mapping[str, Arrays]) -> AnyTower:
-    """Builds the tower with `arrays`, which stay lazy. Raises ModelError for arrays that do not fit."""
+    """Returns the tower built with `arrays`, which stay lazy. Raises ModelError for arrays that do not fit."""
     return assemble_part(plan.opened, partial(_made, plan), arrays)
 
 
 def _made(plan: TowerPlan[AnyTower], weights: Weights) -> tuple[AnyTower, Weights]:
-    """Returns the tower with random parameters, and the weights for them."""
+    """Returns a tower with random parameters, and its sanitized weights. Raises ModelError if a weight does not fit."""
     tower = plan.kind(plan.opened.config)
     try:
         return tower, tower.sanitize(dict(weights))
-    except (ValueError, IndexError, KeyError) as error:  # MLX's words for shapes that do not fit
+    except (ValueError, IndexError, KeyError) as error:  # MLX raises these for shapes that do not fit
         raise ModelError(f"{plan.opened.name} cannot take its tensors: {error}") from error
