@@ -1,5 +1,4 @@
-"""The calls to the operating system. No other module of the disk tier touches files or the files' clock, so tests
-replace this module to make every fault."""
+"""The disk tier's calls to the operating system. Tests replace these calls to make every fault."""
 
 import fcntl
 import os
@@ -25,8 +24,7 @@ class FileEntry(NamedTuple):
 
 
 class Files:
-    """Calls for directories, files and the clock. A `path` names a file, an int is an open file. Any method may raise
-    OSError."""
+    """Calls for directories, files and the clock. An int is an open file. Any method may raise OSError."""
 
     def make_directory(self, path: Path) -> None:
         """Makes a directory that only the directory's owner may enter, and missing parents, unless it exists."""
@@ -87,8 +85,7 @@ class Files:
         os.utime(path, follow_symlinks=False)
 
     def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
-        """Replaces the first bytes of a small file by `change` of them, under a lock against other processes. Makes an
-        empty file if there is none."""
+        """Replaces the bytes of a small file by `change` of them, under a lock. Makes the file unless it exists."""
         file = os.open(path, _SHARED, 0o600)
         try:
             self._lock(file)

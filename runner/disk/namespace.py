@@ -77,8 +77,7 @@ def _weights(checkpoint: ModelCheckpoint) -> Iterator[str]:
 
 
 def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
-    """Yields a line for each file that states sizes, scaling or media processing. The tokenizer's files do not count,
-    since they change no keys and values."""
+    """Yields a line for each text file that changes keys and values. The tokenizer's files do not."""
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         data = checkpoint.file(name)
         if data is not None:

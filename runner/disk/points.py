@@ -22,8 +22,7 @@ class UnknownMediaError(LookupError):
 
 
 class PrefixDigests:
-    """The points of one prompt, computed on demand. A new point needs a hash of only the tokens since the nearest
-    earlier point."""
+    """The points of one prompt, computed on demand. Each new point continues the hash of the nearest earlier point."""
 
     def __init__(self, root: bytes, salt: str, tokens: Sequence[int], digest_of: DigestOf = lambda _: None) -> None:
         """`root` is `Namespace.root`, the key of the hash."""

@@ -227,8 +227,7 @@ class Restores:
         self._disk.look_for(restore.reading)
 
     def take_next(self) -> bool:
-        """Inserts one segment into the trie, lets a request begin, or times the model. Returns False if there is
-        nothing to do."""
+        """Inserts one segment, lets a request begin, or times the model. Returns False if there is nothing to do."""
         now_s = self._clock()
         for restore in self._waiting:
             late = now_s >= restore.until_s
@@ -315,8 +314,7 @@ class Restores:
         return known or _NO_TIME_S
 
     def _time_token(self) -> float:
-        """Returns the seconds for computing a token, timed with a short prompt and, for a fast model, a longer one.
-        Raises the errors of MLX."""
+        """Times a short prompt and, for a fast model, a longer one. Returns the seconds for computing a token."""
         layers, seconds, count = self._cache.sequences.facts.make(), 0.0, 0
         for count in _TIMED_TOKENS:
             logits = self._forward(mx.arange(count)[None], layers)

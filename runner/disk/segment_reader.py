@@ -122,8 +122,7 @@ class Reader:
         digest_of: DigestOf = lambda _: None,
         name_of: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
-        """`root` is `Namespace.root`. `digest_of` turns a picture's name in this process into the picture's digest,
-        `name_of` a digest into a name."""
+        """`root` is `Namespace.root`. `digest_of` turns a picture's name into its digest, `name_of` turns it back."""
         self._store = store
         self._root = root
         self._digest_of = digest_of
