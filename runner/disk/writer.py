@@ -54,7 +54,7 @@ class Writer:
         return bool(self.unsaved.sent) and not self._disk.fault
 
     def resume(self) -> None:
-        """Called when a request arrives. The time before does not count for the share of copies."""
+        """Restarts the clock of the share of copies, so that idle time before a request earns no time for copies."""
         self._ended_s = self._clock()
 
     def write_some(self, *, idle: bool, interrupted: Callable[[], bool], answering: bool = True) -> None:
