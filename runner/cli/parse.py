@@ -222,7 +222,7 @@ def parse_ollama(words: Sequence[str]) -> LaunchSettings:
 
 
 def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns `argv` without a host's `runner` and `--mlx-engine`, and True after `runner`. Raises UsageError."""
+    """Removes a host's words `runner` and `--mlx-engine`. Returns the other words, and True if `runner` was there."""
     words = list(argv)
     hosted = words[:1] == ["runner"]
     if hosted:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
 _SHARED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
-_MOST_RESTS = 50  # while a lock is awaited; then the process that has the lock counts as stopped
+_MOST_RESTS = 50  # the most waits for a lock; then the lock is ignored, since its process must have stopped
 
 
 class FileEntry(NamedTuple):
@@ -27,7 +27,7 @@ class Files:
     """Calls for directories, files and the clock. An int is an open file. Any method may raise OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory that only the directory's owner may enter, and missing parents, unless it exists."""
+        """Makes a directory that only its owner may enter, unless it exists. Makes missing parents, too."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def remove_directory(self, path: Path) -> None:
@@ -117,11 +117,11 @@ class Files:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
-        """Reads bytes from `offset` on, perhaps fewer than `into` holds. Returns their number, 0 at the file's end."""
+        """Reads at most `len(into)` bytes from `offset` on. Returns the number of read bytes, 0 at the file's end."""
         return os.preadv(file, [into], offset)
 
     def write(self, file: int, data: memoryview) -> int:
-        """Writes the beginning of `data`, perhaps all of it. Returns the number of written bytes."""
+        """Writes `data`, or only the first bytes of it. Returns the number of written bytes."""
         return os.write(file, data)
 
     def close(self, file: int) -> None:

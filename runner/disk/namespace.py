@@ -33,7 +33,7 @@ class Namespace(NamedTuple):
     name: str
     """The name of the folder."""
     root: bytes
-    """The digest that keys all points of the model."""
+    """The digest that is the key in the hash of every point."""
     about: bytes
     """The identity and the model's name as JSON, for people."""
 
@@ -77,7 +77,7 @@ def _weights(checkpoint: ModelCheckpoint) -> Iterator[str]:
 
 
 def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
-    """Yields a line for each text file that changes keys and values. The tokenizer's files do not."""
+    """Yields a line for each text file that changes keys and values. The tokenizer's files change neither."""
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         data = checkpoint.file(name)
         if data is not None:
@@ -85,7 +85,7 @@ def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
 
 
 def _written(path: Path) -> str:
-    """Returns a digest of a file's header, and its size, times and inode. Writing, moving or replacing changes one."""
+    """Returns a digest of a file's header, the file's size, times and inode. A new file differs in one of them."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         count = int.from_bytes(file.read(8), "little")

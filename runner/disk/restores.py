@@ -110,8 +110,8 @@ def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Sn
 _LEAST_PATIENCE_S = 0.1
 """A request waits this long for the disk, even if computing would be faster."""
 _NO_TIME_S = 1e-9
-_WEIGHT = 0.25  # of the latest measurement in an average
-_LATE = 2.0  # if the disk returned nothing in time, the average counts this many times the wait
+_WEIGHT = 0.25  # the share of the latest measurement in the average
+_LATE = 2.0  # if the disk returned nothing in time, the average counts this many times the length of the wait
 _TIMED_TOKENS, _SHORT_S = (16, 112), 0.02
 """The numbers of tokens of two timed forwards, and a time that is too short to be exact. The second forward runs only
 if the first took a shorter time, since a request waits for both."""

@@ -14,7 +14,7 @@ MOST_TOKENS = 256
 WORTH_TOKENS = 256
 """The fewest tokens that a restore must save."""
 _MOST_ROUNDS = 4  # the most plans for one prompt: a damaged file makes a new plan necessary
-_MOST_SIBLINGS = 8  # the most segments whose tokens are compared with the prompt after its chain
+_MOST_SIBLINGS = 8  # after a prompt's chain, the most segments whose tokens are compared with the prompt
 
 
 class Chain(NamedTuple):
@@ -74,7 +74,7 @@ def held_at(index: Index, points: PrefixDigests, at: int, needs: Callable[[int],
 
 
 def _longest(index: Index, points: PrefixDigests, start: int, beyond: int) -> Name | None:
-    """Returns the longest segment that the prompt has completely, starts at `start` and ends after `beyond`."""
+    """Returns the longest segment of only tokens of the prompt that starts at `start` and ends after `beyond`."""
     found = [name for name in index.after(points.at(start)) if name.stop > beyond]
     return next((name for name in sorted(found, key=lambda each: -each.stop) if _spells(points, name)), None)
 

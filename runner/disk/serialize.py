@@ -57,8 +57,8 @@ class Part(NamedTuple):
 
 
 def describe(state: LayerState) -> str:
-    """Returns the classes of a layer and its plain attributes when it is new. Layers with equal descriptions can hold
-    each other's snapshots."""
+    """Returns the classes of a layer and the plain attributes of such a layer when it is new. Layers with equal
+    descriptions can hold each other's snapshots."""
     sizes = [
         f"{name}={len(value) if isinstance(value, list) else value}"
         for name, value in sorted(state.fresh.items())
@@ -176,7 +176,7 @@ def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
 
 def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.array:
     """Returns an array, not evaluated yet, over the bytes of `buffer` uint8 [N] from `at` on. The array shares the
-    bytes if `at` is aligned for its type, else it copies them."""
+    bytes if `at` is aligned for the array's type. Otherwise, the array has a copy."""
     kind = _DTYPES[dtype]
     flat = buffer[at : at + prod(shape) * kind.size]
     if at % kind.size:

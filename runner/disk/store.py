@@ -112,7 +112,7 @@ class Index:
 
 
 class SegmentStore:
-    """The segments of one namespace. No method raises OSError: a fault is a miss and a line in the log."""
+    """The segments of one namespace. No method raises OSError: an unreadable file is skipped, a failed write logged."""
 
     def __init__(self, files: Files, directory: Path, namespace: str, about: bytes, most_written: int) -> None:
         """`directory` is the directory of all models. `namespace` is the name of this model's folder there. `about` is
@@ -251,8 +251,8 @@ class SegmentStore:
         return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
 
     def publish(self, segment: Segment, reserve: Callable[[int], bool] = lambda _: True) -> bool | None:
-        """Writes a segment completely. Returns True if the segment is on disk, and False after an error. Calls
-        `reserve` with the file's bytes, and returns None if it returns False: there is no room."""
+        """Writes a segment completely. Returns True on success, and False after an error. Calls `reserve` with the size
+        of the file, and returns None if `reserve` returns False, since there is no room."""
         name = segment.name
         if name in self.index:
             self.touch(name)
@@ -279,7 +279,7 @@ class SegmentStore:
         return True
 
     def rest(self, why: str) -> None:
-        """Stops writing for a while. Each pause is longer than the one before, until a write succeeds."""
+        """Stops writing for a minute. Each later pause is twice as long, an hour at most, until a write succeeds."""
         self._paused_until_s = self._files.now_s() + self._pause_s
         log.warning("the disk cache rests", why=why, seconds=self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

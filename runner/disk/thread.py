@@ -92,7 +92,7 @@ class DiskThread:
 
     def write(self, segment: Segment, done: Callable[[bool], None]) -> None:
         """Queues a segment for writing. The engine thread then calls `done` with True if the segment is on disk. The
-        segment's bytes must not change before."""
+        segment's bytes must not change before that."""
         self._inbox.put(partial(self._writes.append, (segment, done)))
 
     def touch(self, name: Name) -> None:

@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
 
 class SegmentCopy:
-    """A segment that is copied, a piece at a time. Slices of requests may run between two pieces: copied bytes stay
+    """A copy of a segment, made a piece at a time. Slices of requests may run between two pieces: copied bytes stay
     right for the segment's tokens as long as the node holds the same snapshots."""
 
     def __init__(
@@ -173,7 +173,7 @@ class UnsavedSegments:
         return None
 
     def send(self, copy: SegmentCopy) -> None:
-        """Records that a segment is on its way to the disk. It must be copied completely."""
+        """Records that a segment is on its way to the disk. The copy must be complete."""
         self.sent.append(copy)
         name = copy.facts.name
         if name.kind != ENTRIES:
@@ -225,7 +225,7 @@ class UnsavedSegments:
         return [each for each in reversed(found) if each[1] in long and self._done.get(each[1]) != each[1].used]
 
     def _slots(self, node: Node, kind: str) -> list[tuple[int, Snapshot]]:
-        """Returns slot and snapshot of a node's layers of this kind. Returns none if one of them has no snapshot."""
+        """Returns (slot, snapshot) for a node's layers of this kind. Empty if one of these layers has no snapshot."""
         wanted = [slot for slot, state in self._cache.sequences.kept.used if kind_of(state) == kind]
         held = [(slot, node.slots[slot]) for slot in wanted if slot < len(node.slots)]
         found = [(slot, snapshot) for slot, snapshot in held if snapshot is not None]
@@ -259,7 +259,7 @@ class UnsavedSegments:
         return None
 
     def _skip_stored(self, node: Node, points: PrefixDigests) -> None:
-        """Counts the tokens of a node that are on disk already as stored."""
+        """Counts as stored the tokens of a node that are on disk already."""
         while node.stored < len(node.tokens):
             at = node.start + node.stored
             found = [each for each in self._index.after(points.at(at)) if each.stop <= node.end]

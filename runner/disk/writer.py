@@ -15,9 +15,9 @@ last piece may exceed them."""
 _SHARE = 0.01
 """The time for copies while requests are computed, as a share of the time of the slices."""
 _AT_ONCE, _AT_ONCE_BYTES = 16, 64 << 20
-"""Copying waits while this many segments, or their bytes, are on their way to the disk."""
+"""Copying waits while this many segments, or segments of this many bytes, are on their way to the disk."""
 _STEP_TOKENS = 256
-"""Every so many computed tokens, a running request's tokens enter the trie. A host may kill the process right after the
+"""A running request's tokens enter the trie in steps of this many, since a host may kill the process right after the
 last token of an answer."""
 
 
@@ -76,7 +76,7 @@ class Writer:
             self._credit_s -= self._ended_s - began_s
 
     def _copy(self, *, idle: bool) -> bool:
-        """Starts the next copy, or copies the next piece. Returns False if there is none."""
+        """Starts the next copy, or copies the next piece. Returns False if there is nothing to copy."""
         if not self.pending(idle=idle):
             return False
         copy = self._copying

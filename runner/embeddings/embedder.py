@@ -40,7 +40,7 @@ class EmbeddingSizes(NamedTuple):
     token_bytes: int
     """The bytes of memory that a forward needs for each token."""
     least_bytes: int
-    """The bytes of memory that a forward needs in addition."""
+    """The bytes of memory that a forward needs besides those for its tokens."""
 
 
 @dataclass(eq=False)
@@ -201,7 +201,7 @@ class TextEmbedder:
         self._counts = EmbeddingCounts()
 
     def refusal(self, tokens: int) -> str:
-        """Returns the reason why memory is too small for this many tokens, or "". Any thread may call this."""
+        """Returns the reason why this many tokens need too much memory, or an empty text. Any thread may call this."""
         needed = self.sizes.least_bytes + tokens * self.sizes.token_bytes
         if needed <= self._room_bytes:
             return ""
@@ -326,7 +326,7 @@ class TextEmbedder:
 
 
 def _are_numbers(values: Sequence[float]) -> bool:
-    """Returns False if any value is NaN or infinite: the sum is then, too."""
+    """Returns False if any value is NaN or infinite, since then the sum of the values is, too."""
     return isfinite(sum(values))
 
 

@@ -146,7 +146,7 @@ class EmbeddingsWing(Wing):
 
 
 def _decider(parts: Parts, chunk_tokens: int) -> "Clef | Laya":
-    from runner.embeddings.decisions.clef import Clef  # few models decide
+    from runner.embeddings.decisions.clef import Clef  # imported here, since few models decide
     from runner.embeddings.decisions.laya import Laya
 
     module = parts.loaded.module

@@ -31,7 +31,7 @@ _HEADERS = {
     "Cache-Control": "no-store",  # the next runner on this port may have another version
 }
 STATS_S, CACHE_S, HEARTBEAT_S = 0.5, 1.0, 15.0
-"""The least seconds between two `stats` events, the least between two `cache` events, and the most without any."""
+"""The least seconds between two `stats` events and between two `cache` events, and the most without any event."""
 _HEARTBEAT = b": nothing new\n\n"
 _encode = msgspec.json.Encoder().encode
 Sleep = Callable[[float], Awaitable[object]]

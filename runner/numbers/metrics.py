@@ -55,7 +55,7 @@ METRICS = _by_metric()
 
 
 class Exporter(Collector):
-    """Yields the metrics of one moment to prometheus_client."""
+    """A collector for prometheus_client, which yields the numbers of one moment as metrics."""
 
     def __init__(self, published: EngineStats) -> None:
         self._published = published

@@ -17,7 +17,7 @@ from runner.settings import TopSettings
 
 _PATIENCE_S = 5.0
 _SILENCE_S = 40.0
-"""A runner without news sends a heartbeat every 15 s."""
+"""The longest wait for an event. A runner without news sends a heartbeat every 15 s."""
 _decode = msgspec.json.Decoder(Stats).decode
 
 

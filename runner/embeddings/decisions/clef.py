@@ -57,7 +57,7 @@ class Clef:
         return 4 * (layers + MOST_ROWS * _MOST_OPTIONS + 4 * width)
 
     def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields the one text of a request, and None for turns of others. Raises RequestError and BadRequestError."""
+        """Yields None where others may have a turn, then the one text. Raises RequestError and BadRequestError."""
         wanted = decode_decision(body)
         if wanted.images:
             raise RequestError("pictures are not served for Clef: send the state as text")
@@ -117,7 +117,7 @@ def _check(field: Field, segments: int) -> None:
 
 
 def _tokens(span: Span, ends: Sequence[int]) -> Span:
-    """Returns the tokens of a span of segments. `ends` are 0 and the segments' ends. Raises RequestError if empty."""
+    """Returns a span of segments as a span of tokens. `ends` are 0 and the segments' ends. Raises RequestError."""
     start, stop = ends[span[0]], ends[span[1]]
     if start == stop:
         raise RequestError("Clef question span has no tokens")
