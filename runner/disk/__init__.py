@@ -14,7 +14,7 @@ between slices. Without the flag, nothing imports this package.
 | `unsaved`, `writer` | from the trie to the disk: the next segment to copy; the time for a copy |
 | `restores` | from the disk into the trie, before a request begins |
 
-The disk thread owns `files` to `thread`, which do not import MLX. Any thread may read the store's index. The engine
+The disk thread owns `files` to `thread`, which do not use MLX. Any thread may read the store's index. The engine
 thread owns the other modules. The threads exchange functions, through `thread.DiskThread` and the engine's mailbox.
 
 `wing` has the bounds of age and of bytes a day, `segment` the bounds of one segment. docs/disk.md repeats both.
