@@ -1,7 +1,7 @@
-"""The table of commands, their parsers and their completion.
+"""The table of commands, and the parsers and shell completions made from the table.
 
-A parser is made from a row of the table and from the flags of the command's settings; shtab writes the scripts that
-complete the command line in a shell from the same parsers.
+A parser has the help texts of a command's row and the flags of the command's settings. From the same parsers, shtab
+writes the scripts by which a shell completes the command line.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from runner.versions import NEEDED, installed
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """A word after the command that belongs to no flag."""
+    """A positional argument of a command."""
 
     group: str
     name: str
@@ -40,23 +40,23 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A command of the program; without one it serves a model."""
+    """A command of the program: its texts and flags. The command without a name serves a model."""
 
     name: str
     words: str = ""
-    """The words that may follow it, for `--help`."""
+    """The words that may follow the command, as the list of commands in `mlx-runner --help` shows them."""
     short: str = ""
     program: str = ""
-    """The words that lead to it, for its own help; empty if it has no help of its own."""
+    """The words that start the command, for the command's own `--help`. Empty if the command has no such help."""
     usage: str = ""
-    """The words that may follow `program`."""
+    """The words that may follow `program` in the command's own `--help`."""
     description: str = ""
     epilog: str = ""
     argument: Argument | None = None
     settings: type[msgspec.Struct] | None = None
-    """The struct whose flags it takes; None if it takes none."""
+    """The struct whose fields define the command's flags. None for a command without flags."""
     below: tuple["Command", ...] = ()
-    """The commands that may follow it."""
+    """The subcommands."""
 
 
 OLLAMA_SERVE = Command(
@@ -152,10 +152,10 @@ SERVER = Command(
 )
 
 GONE = {"draft-known": "prompts that come again get their first token without a forward, with no flag"}
-"""The flags of earlier versions -> their replacements, for a person."""
+"""Flag of an earlier version -> what happens without the flag, for a message."""
 _WIDTH = 80
 _UNKNOWN = "unrecognized arguments: "
-"""The beginning of argparse's message."""
+"""The beginning of argparse's message about words that no flag or argument accepts."""
 
 
 class _Version(argparse.Action):
@@ -165,7 +165,7 @@ class _Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UsageError where argparse would exit, and wraps its texts to a terminal's width."""
+    """A parser for a command. Raises UsageError where argparse would exit, and wraps the help to 80 columns."""
 
     def __init__(self, command: Command) -> None:
         super().__init__(
@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
-        if command.below:  # they are dispatched before any parser runs (`parse_command`)
+        if command.below:  # only listed here: `parse_command` looks for subcommands before any parser runs
             lines = [f"  {f'{each.name} {each.words}':<23}  {each.short}" for each in command.below]
             self.add_argument_group("commands", "\n".join(line[2:] for line in lines))
         if word := command.argument:
@@ -197,7 +197,7 @@ class Parser(argparse.ArgumentParser):
         about.add_argument("-h", "--help", action="help", help="show this and exit")
         about.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
 
-    def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here; we raise
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse's own method exits the process
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         unknown = [word.partition("=")[0] for word in message.removeprefix(_UNKNOWN).split() if word.startswith("--")]
         for word in unknown:
@@ -217,14 +217,14 @@ class Parser(argparse.ArgumentParser):
                 metavar=flag.metavar,
                 nargs="?" if flag.is_switch else None,
                 choices=flag.choices or None,
-                help=shown.replace("%", "%%"),  # argparse formats it
+                help=shown.replace("%", "%%"),  # since argparse formats help texts with `%`
             )
 
 
 def nearest(words: Iterable[str], known: Iterable[str], prefix: str = "") -> str:
-    """Returns `: did you mean ...?` with the nearest to each of the words; empty if none is near. The `prefix` with
-    which all of them begin does not count."""
-    from difflib import get_close_matches  # no server needs it
+    """Returns `: did you mean ...?` with the known word nearest to each of `words`, or an empty text if no known word
+    is near. All words begin with `prefix`, which is not compared."""
+    from difflib import get_close_matches  # imported here, since serving needs no difflib
 
     candidates = [each.removeprefix(prefix) for each in known]
     found = [near for word in words for near in get_close_matches(word.removeprefix(prefix), candidates, n=1)]
@@ -232,7 +232,7 @@ def nearest(words: Iterable[str], known: Iterable[str], prefix: str = "") -> str
 
 
 def version_text() -> str:
-    """Returns `mlx-runner 0.1.0 (mlx 0.32.4, mlx-lm 0.31.3, Python 3.11.7)`, with the installed versions."""
+    """Returns the installed versions, such as `mlx-runner 0.1.0 (mlx 0.32.4, mlx-lm 0.31.3, Python 3.11.7)`."""
     parts = [f"{name} {version}" if (version := installed(name)) else f"no {name}" for name in NEEDED]
     return f"mlx-runner {__version__} ({', '.join(parts)}, Python {platform.python_version()})"
 
@@ -245,19 +245,19 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def completion(words: Sequence[str]) -> str:
-    """Returns the script for the shell that `words` name. Raises UsageError for another shell, or none."""
+    """Returns the completion script for a shell. Raises UsageError unless `words` are one name in SHELLS."""
     if len(words) != 1 or words[0] not in SHELLS:
         raise UsageError(
             f"name a shell: mlx-runner completion {'|'.join(SHELLS)}; for bash, add this to your ~/.bashrc:"
             " source <(mlx-runner completion bash)"
         )
-    import shtab  # no server needs it
+    import shtab  # imported here, since serving needs no shtab
 
     return shtab.complete(_parser(SERVER), words[0])
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:
-    """Returns the parser of a command, with those of the commands below it, for shtab. Nothing is parsed with it."""
+    """Returns a parser of a command and its subcommands, from which shtab writes a script. It parses no words."""
     import shtab
 
     paths = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "PATH": shtab.FILE, "OLLAMA": shtab.FILE}

@@ -1,8 +1,8 @@
-"""The text of flags and of Ollama's variables, converted into the types of fields, or refused.
+"""Converts the text of flags, and of Ollama's variables, into the types of the settings' fields.
 
-A field's type says how its flag is read, except for the fields in `_ODD`. A wrong flag raises UsageError. A wrong
-variable of Ollama's is ignored with a warning for the log: every runner of the host gets it, and Ollama continues with
-its default too.
+The type of a field decides how its flag is converted, except for the fields in `_ODD`. A wrong text of a flag raises
+UsageError. A wrong text of one of Ollama's variables is ignored with a warning in the log. Ollama, which gives the
+variable to all its runners, ignores it too.
 """
 
 import logging
@@ -47,25 +47,25 @@ GO_BOOLEANS = {
 }
 _OLLAMA_KV_BITS = {"q8_0": 8, "q4_0": 4, "f16": None, "bf16": None, "f32": None, "": None}
 MAKE_ONE = "name a file that all machines have (umask 077; openssl rand -hex 32 > FILE)"
-_SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # of Ollama's Linux installer
+_SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # the store of the service that Ollama's installer makes
 
 Values = Mapping[str, str]
-"""The text of each flag, by the flag's name."""
+"""Name of a flag or argument -> text."""
 
 
 class Given(NamedTuple):
-    """The words and variables that a command is given."""
+    """The texts of flags and environment variables for a command."""
 
     values: Values
     environ: Mapping[str, str]
     warnings: list[str]
-    """The ignored variables, with reasons. Conversions add to it."""
+    """Texts about ignored variables. Conversions append to this list."""
     variables: Set[str] = frozenset()
-    """The flags whose text comes from their variable."""
+    """The names of flags whose text comes from an environment variable."""
 
     @contextmanager
     def naming(self, flag: Flag) -> Iterator[None]:
-        """Turns a ValueError about the text of the flag into a UsageError that begins with the flag or the variable."""
+        """Turns a ValueError of the block into a UsageError that begins with the name of the flag or its variable."""
         try:
             yield
         except ValueError as error:
@@ -74,7 +74,7 @@ class Given(NamedTuple):
 
 
 def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]:
-    """Returns the values of the fields whose flags have text. The others keep their defaults."""
+    """Returns field -> value for the fields that have a text or an entry in `_ODD`. Other fields keep defaults."""
     flags = flags_of(settings)
     fields: dict[str, object] = {}
     for field in msgspec.structs.fields(settings):
@@ -117,12 +117,12 @@ _READ: Mapping[type, Callable[[Flag, str], object]] = {
 
 
 def _expanded(text: str) -> Path:
-    """Returns the path with the home directory in place of `~`, which a shell leaves in `--models-dir=~/x`."""
+    """Returns the path with the home directory in place of `~`. A shell does not replace it in `--models-dir=~/x`."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for a user without a home
 
 
 def _disk_cache(given: Given) -> Path | None:
-    """Returns an absolute path. Raises ValueError for a directory in which somebody else could write."""
+    """Returns the absolute path of the disk cache. Raises ValueError for a directory that other users may write to."""
     text = given.values.get("disk-cache")
     if not text:
         return None
@@ -141,7 +141,7 @@ def _disk_cache(given: Given) -> Path | None:
 
 
 def blas_threads(values: Values) -> int | None:
-    """Returns the number of threads of the BLAS; None if the runner chooses it. Raises ValueError."""
+    """Returns the number of BLAS threads, or None if the runner is to choose it. Raises ValueError."""
     return None if values["blas-threads"] == "auto" else _whole_number(_SERVER["blas_threads"], values["blas-threads"])
 
 
@@ -156,7 +156,7 @@ def _followers(given: Given) -> tuple[str, ...]:
 
 
 def check_together(settings: Settings) -> None:
-    """Raises UsageError for flags that exclude or need each other."""
+    """Raises UsageError if flags exclude each other, or if a flag lacks another that it needs."""
     if settings.ranks_here > 1:
         _check_ranks(f"--ranks {settings.ranks_here}", settings)
     if settings.followers:
@@ -181,7 +181,7 @@ def _secret_file(given: Given) -> Path | None:
 
 
 def listen_address(given: Given) -> Address:
-    """Returns the address on which leaders reach this machine."""
+    """Returns the address at which leaders reach this machine. Raises UsageError."""
     if "listen" not in given.values:
         raise UsageError("--listen is missing: give the address of this machine on one network, and a port")
     with given.naming(flags_of(FollowSettings)["address"]):
@@ -189,13 +189,13 @@ def listen_address(given: Given) -> Address:
 
 
 def log_level(given: Given) -> int:
-    """Returns the level of `--log-level`, else that of OLLAMA_DEBUG."""
+    """Returns the log level of `--log-level` or, without that flag, of OLLAMA_DEBUG."""
     level = given.values.get("log-level")
     return _LOG_LEVELS[level] if level else _ollama_level(given.environ.get("OLLAMA_DEBUG", ""))
 
 
 def _ollama_level(debug: str) -> int:
-    """Returns the level that Ollama reads from OLLAMA_DEBUG: a Go boolean, or an integer n for slog level -4n."""
+    """Returns the log level for a value of OLLAMA_DEBUG, a Go boolean or an integer n for slog level -4n."""
     text = debug.strip().strip("\"'").strip()
     try:
         steps = ("off", "on").index(GO_BOOLEANS[text]) if text in GO_BOOLEANS else int(text)
@@ -219,7 +219,7 @@ def _parallel(given: Given) -> int:
     if "parallel" in given.values:
         return _whole_number(_SERVER["parallel"], given.values["parallel"])
     wanted = given.environ.get("OLLAMA_NUM_PARALLEL", "").strip(" \t\"'")
-    if not wanted.strip("0"):  # Ollama's own choice
+    if not wanted.strip("0"):  # empty or 0: Ollama would choose the number, and so does the runner
         return DEFAULT_PARALLEL
     if not (wanted.isascii() and wanted.isdigit()):
         given.warnings.append(
@@ -233,23 +233,23 @@ def _parallel(given: Given) -> int:
 
 
 def _models_dir(given: Given) -> Path:
-    """Returns the Ollama store: `--models-dir`, else OLLAMA_MODELS, else the user's, else that of the Linux service."""
+    """Returns the directory of `--models-dir`, else of OLLAMA_MODELS, else the user's store or the Linux service's."""
     if path := given.values.get("models-dir"):
         return _expanded(path)
     named = given.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     if named:
         return Path(named)
-    # It stays `~` for a user without HOME and without an entry in the system's list; Path.home() would raise.
+    # For a user without HOME and without an entry in the system's list, `~` stays and Path.home() would raise.
     home = Path(given.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
     store = home / ".ollama" / "models"
     if not home.is_absolute():
         return _SERVICE_STORE
-    # Path.is_dir would raise if the store of a service is closed to other users.
+    # Path.is_dir would raise if the service's store is closed to other users.
     return _SERVICE_STORE if not os.path.isdir(store) and os.path.isdir(_SERVICE_STORE) else store  # noqa: PTH112
 
 
 def runner_url(given: Given) -> str:
-    """Returns the URL of the runner that `--port` or the word `URL`, which may be a port alone, names."""
+    """Returns the URL of the runner that the argument (a URL or a port) or `--port` names. Raises UsageError."""
     text = given.values.get("url", "")
     if not text and "port" not in given.values:
         raise UsageError("name a runner: mlx-runner top --port N; its log shows the port (`listening url=...`)")
@@ -278,4 +278,4 @@ _ODD: Mapping[str, Callable[[Given], object]] = {
     "blas_threads": lambda given: blas_threads(given.values),
     "log_level": log_level,
 }
-"""The conversions that need more than the text of one flag."""
+"""Field -> conversion, for fields that need more than the text of one flag or another rule than their type's."""

@@ -1,4 +1,4 @@
-"""From the words of the command line and the environment to the settings of a command."""
+"""Makes the settings of a command from the words of the command line and the environment."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ from runner.settings import (
 
 
 def _given(command: Command, words: Sequence[str], environ: Mapping[str, str]) -> Given:
-    """Returns the text of each flag and argument by its name; what has neither text nor a default is left out."""
+    """Returns the texts of a command's flags and arguments. Leaves out flags that have no text and no default."""
     assert command.settings, command
     flags = [*flags_of(command.settings).values()]
     found = vars(Parser(command).parse_args(_normalized(words, flags)))
@@ -68,7 +68,7 @@ def _given(command: Command, words: Sequence[str], environ: Mapping[str, str]) -
 
 
 def _normalized(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
-    """Rewrites Go's spellings, which hosts use: `-model` as `--model`, `--verbose` as `--verbose=on`."""
+    """Rewrites the spellings of Go's flags, which hosts use: `-model` as `--model`, `--verbose` as `--verbose=on`."""
     switches = {f"--{flag.name}" for flag in flags if flag.is_switch}
     result: list[str] = []
     for word in words:
@@ -94,9 +94,9 @@ AnySettings = Settings | CheckSettings | TopSettings | ReplaySettings | FollowSe
 
 
 def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySettings:
-    """Returns the settings of the command that the first word names, or of the server. Raises UsageError.
+    """Returns the settings of the command that the first word names, or else the server's. Raises UsageError.
 
-    Exits by itself after `completion` and `version`, as every command does after `--help` and `--version`.
+    Prints and exits for `completion`, `version`, and the flags `--help` and `--version` of every command.
     """
     match argv:
         case [name, *words] if parse := _PARSERS.get(name):
@@ -117,7 +117,7 @@ _OF_OLLAMA = ("cp", "create", "launch", "list", "ls", "ps", "pull", "push", "rm"
 
 
 def _no_command(word: str, words: Sequence[str]) -> str:
-    """Returns the fault of a first word that is neither a command nor a flag, and the word that was meant."""
+    """Returns a message about a first word that is neither a command nor a flag, with advice."""
     if word in _OF_OLLAMA:
         return f"{word} is a command of ollama, not of mlx-runner; see mlx-runner --help"
     model = word
@@ -132,7 +132,7 @@ def _no_command(word: str, words: Sequence[str]) -> str:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> str:
-    """Returns a warning of variables that look like ours and that no command reads; empty if there are none."""
+    """Returns a warning about variables that begin as the runner's do, but belong to no flag. Empty without any."""
     ours = [name for name in environ if name.startswith(VARIABLES) and not name.startswith(parent.OLLAMA)]
     commands = [command.settings for command in (SERVER, *SERVER.below) if command.settings] if ours else []
     known = {flag.variable for settings in commands for flag in flags_of(settings).values()}
@@ -152,7 +152,7 @@ def _print(text: str) -> NoReturn:
 
 
 def parse_server(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Returns the server's settings. Raises UsageError."""
+    """Returns the settings for serving a model, which needs no command. Raises UsageError."""
     words, hosted = _without_host_words(argv)
     given = _given(SERVER, words, environ)
     if not given.values.get("model"):
@@ -222,7 +222,7 @@ def parse_ollama(words: Sequence[str]) -> LaunchSettings:
 
 
 def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns `argv` without the words by which a host names its engine, and True if they were there."""
+    """Removes a host's words `runner` and `--mlx-engine`. Returns the other words, and True if `runner` was there."""
     words = list(argv)
     hosted = words[:1] == ["runner"]
     if hosted:
@@ -235,7 +235,7 @@ def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _ollama_runner(argv: Sequence[str], environ: Mapping[str, str]) -> OllamaRunner | None:
-    """Returns Ollama's own runner as `mlx-runner ollama serve` describes it; None without `mlx-runner ollama serve`."""
+    """Returns Ollama's own runner, from the variables that `mlx-runner ollama serve` sets. None without them."""
     executable = environ.get(parent.OLLAMA)
     if not executable:
         return None

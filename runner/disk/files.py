@@ -1,5 +1,4 @@
-"""The calls to the operating system. Only this module of the disk tier touches files or a clock, so tests put every
-fault here."""
+"""The disk tier's calls to the operating system. Tests replace these calls to make every fault."""
 
 import fcntl
 import os
@@ -12,7 +11,7 @@ from typing import NamedTuple
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
 _SHARED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
-_MOST_RESTS = 50  # after them, the process that has the lock counts as stopped
+_MOST_RESTS = 50  # the most waits for a lock; then the lock is ignored, since its process must have stopped
 
 
 class FileEntry(NamedTuple):
@@ -25,10 +24,10 @@ class FileEntry(NamedTuple):
 
 
 class Files:
-    """Directories, files by their paths, open files, and the clock. Every method raises OSError."""
+    """Calls for directories, files and the clock. An int is an open file. Any method may raise OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory that only its owner may enter, unless it exists."""
+        """Makes a directory that only its owner may enter, unless it exists. Makes missing parents, too."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def remove_directory(self, path: Path) -> None:
@@ -44,11 +43,11 @@ class Files:
         return path.is_dir() and not path.is_symlink()
 
     def changed_ns(self, path: Path) -> int:
-        """Returns when something was last added to a directory or removed from it."""
+        """Returns the time of the last change of a directory: an entry was added, renamed or removed."""
         return path.stat().st_mtime_ns
 
     def names(self, path: Path) -> list[str]:
-        return os.listdir(path)  # noqa: PTH208 - a Path for each of 65,000 would take longer than the call
+        return os.listdir(path)  # noqa: PTH208 - making a Path for each of 65,000 names is slower than the listing
 
     def plain(self, path: Path) -> list[str]:
         """Returns the names of the plain files in a directory: no links, pipes or directories."""
@@ -56,7 +55,7 @@ class Files:
             return [each.name for each in found if each.is_file(follow_symlinks=False)]
 
     def entries(self, path: Path) -> Iterator[FileEntry]:
-        """Yields the plain files of a directory. A file that vanishes meanwhile is left out."""
+        """Yields the plain files of a directory. Leaves out a file that another process removes meanwhile."""
         with os.scandir(path) as found:
             for each in found:
                 try:
@@ -67,7 +66,7 @@ class Files:
                     continue
 
     def space(self, path: Path) -> tuple[int, int]:
-        """Returns the free bytes of a volume, and its size in bytes."""
+        """Returns the free bytes and all bytes of the volume that holds `path`."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
@@ -75,19 +74,18 @@ class Files:
         return path.exists()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Renames a file, over another one if need be."""
+        """Renames a file. Replaces a file that has the new name."""
         path.rename(to)
 
     def unlink(self, path: Path) -> None:
-        """Removes a file, which may be gone already."""
+        """Removes a file, if it exists."""
         path.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
         os.utime(path, follow_symlinks=False)
 
     def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
-        """Replaces the bytes of a small file of constant size, while no other process does so. Makes the file unless it
-        exists."""
+        """Replaces the bytes of a small file by `change` of them, under a lock. Makes the file unless it exists."""
         file = os.open(path, _SHARED, 0o600)
         try:
             self._lock(file)
@@ -110,27 +108,27 @@ class Files:
         return os.open(path, _NEW, 0o600)
 
     def open(self, path: Path) -> int:
-        """Opens a file for reading; never a symbolic link. Does not wait for the other end of a pipe."""
+        """Opens a file for reading. Refuses a symbolic link. Does not wait for the other end of a pipe."""
         return os.open(path, _OLD)
 
     def size(self, file: int) -> int | None:
-        """Returns the bytes of an open file; None unless it is a plain one."""
+        """Returns the size of an open file in bytes, or None for a pipe, a device or a directory."""
         found = os.fstat(file)
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
-        """Reads some bytes from `offset` on. Returns their number, 0 at the end of the file."""
+        """Reads at most `len(into)` bytes from `offset` on. Returns the number of read bytes, 0 at the file's end."""
         return os.preadv(file, [into], offset)
 
     def write(self, file: int, data: memoryview) -> int:
-        """Writes some of the data. Returns the number of written bytes."""
+        """Writes `data`, or only the first bytes of it. Returns the number of written bytes."""
         return os.write(file, data)
 
     def close(self, file: int) -> None:
         os.close(file)
 
     def now_s(self) -> float:
-        """Returns the time on the clock of the files."""
+        """Returns the time, by the clock that also stamps files."""
         return time.time()
 
     def rest(self) -> None:

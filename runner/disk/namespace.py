@@ -1,5 +1,5 @@
-"""The name of a model's folder: a digest of everything that shapes its keys and values, so that no process continues
-with numbers that another one would not have computed."""
+"""The name of a model's folder: a digest of everything that shapes the model's keys and values. So a process never
+continues with keys and values that it would not have computed itself."""
 
 import importlib.metadata
 import json
@@ -28,20 +28,20 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 class Namespace(NamedTuple):
-    """The identity of a model's keys and values, and two digests of it."""
+    """The identity of a model's keys and values, and two digests of the identity."""
 
     name: str
     """The name of the folder."""
     root: bytes
-    """The key of all points."""
+    """The digest that is the key in the hash of every point."""
     about: bytes
-    """The JSON of the identity."""
+    """The identity and the model's name as JSON, for people."""
 
 
 def namespace_of(
     settings: Settings, model: OpenedModel, make_layers: Callable[[], list[object]], dtypes: list[str], salt: str
 ) -> Namespace:
-    """Returns the namespace of a model as it computes here. Raises OSError."""
+    """Returns the namespace of a model as this process computes it on this machine. Raises OSError."""
     identity = {
         "format": VERSION,
         "weights": weights_identity(model.checkpoint),
@@ -64,20 +64,20 @@ def namespace_of(
 def weights_identity(checkpoint: ModelCheckpoint) -> list[str]:
     """Returns a line for each file of weights, and for each text file that shapes the computation.
 
-    A blob counts by the digest in its name, another file by everything that changes when it is written, never by its
-    name or path alone. Reads no weight. Raises OSError."""
+    The line of a blob is the digest in the blob's name. The line of any other file changes whenever that file is
+    written, moved or replaced. Reads headers, but no weights. Raises OSError."""
     return [*sorted(_weights(checkpoint)), *sorted(_texts(checkpoint))]
 
 
 def _weights(checkpoint: ModelCheckpoint) -> Iterator[str]:
     for path in {part.file for tensor in checkpoint.tensors.values() for part in tensor.parts}:
-        # In Ollama's store and in a cache of Hugging Face, whose snapshots are links to blobs.
+        # Files of Ollama's store, and of a Hugging Face cache (through links), are blobs named by their digest.
         found = _DIGEST.fullmatch(Path(os.path.realpath(path)).name)
         yield f"sha256 {found[1]}" if found else f"{path.name} {_written(path)}"
 
 
 def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
-    """Yields the digests of the files with sizes, scaling and processing; the tokenizer shapes no keys and values."""
+    """Yields a line for each text file that changes keys and values. The tokenizer's files change neither."""
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         data = checkpoint.file(name)
         if data is not None:
@@ -85,7 +85,7 @@ def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
 
 
 def _written(path: Path) -> str:
-    """Returns a file's header, size, times and inode, of which some change when it is written, moved or replaced."""
+    """Returns a digest of a file's header, the file's size, times and inode. A new file differs in one of them."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         count = int.from_bytes(file.read(8), "little")
@@ -94,7 +94,7 @@ def _written(path: Path) -> str:
 
 
 def _machine() -> str:
-    """Returns the kind of processor, since other instructions round otherwise."""
+    """Returns the model name of the processor, empty if unknown: other processors may round differently."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """Points: digests of the prefixes of a prompt, by which segments are named and found.
 
-A point covers the model (`root`), the salt and all tokens before it. So a prompt finds the segments of its prefixes by
-hashing itself, wherever these were cut. A picture counts by the digest of its values for the model, never by its name
-in one process.
+A point covers the model (`root`), the salt and all tokens before the point. So the hash of a prompt's prefix finds a
+segment that begins there, whatever conversation the segment is from. The soft tokens of a picture are hashed as the
+digest of the picture's values, since a picture has another name in each process.
 """
 
 from array import array
@@ -13,20 +13,19 @@ from typing import TypeAlias
 
 Tokens: TypeAlias = "array[int]"
 DigestOf: TypeAlias = Callable[[int], bytes | None]
-"""Returns the digest of the picture with a negative name; None if it is forgotten."""
-_PICTURE = b"\xff\xff\xff\xff"  # no token: their top bit is 0
+"""Returns the digest of the picture with this (negative) name, or None if this process has forgotten the picture."""
+_PICTURE = b"\xff\xff\xff\xff"  # never the bytes of a token, since the top bit of a token is 0
 
 
 class UnknownMediaError(LookupError):
-    """An item's digest is forgotten: its tokens have no point."""
+    """Raised for tokens of a picture whose digest is forgotten, since the point after them cannot be computed."""
 
 
 class PrefixDigests:
-    """The points of one prompt, computed on demand: each costs a hash over the tokens since the nearest earlier
-    point."""
+    """The points of one prompt, computed on demand. Each new point continues the hash of the nearest earlier point."""
 
     def __init__(self, root: bytes, salt: str, tokens: Sequence[int], digest_of: DigestOf = lambda _: None) -> None:
-        """`root` is the key of the namespace."""
+        """`root` is `Namespace.root`, the key of the hash."""
         self.tokens = tokens if isinstance(tokens, array) else array("i", tokens)
         self._digest_of = digest_of
         self._offsets = [0]
@@ -45,8 +44,8 @@ class PrefixDigests:
         return state.hexdigest()
 
     def after(self, offset: int, tokens: Tokens, digest_of: DigestOf) -> str:
-        """Returns the point after the first `offset` tokens and then `tokens`, whose pictures `digest_of` knows. Raises
-        UnknownMediaError."""
+        """Returns the point after the prompt's first `offset` tokens followed by other `tokens`. `digest_of` knows the
+        pictures in `tokens`. Raises UnknownMediaError."""
         self.at(offset)
         state = self._states[bisect_right(self._offsets, offset) - 1].copy()
         state.update(self._spelled(tokens, digest_of))

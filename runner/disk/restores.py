@@ -1,4 +1,4 @@
-"""Restores: the requests that wait for the disk, and the way of a segment into the trie. Owner: the engine thread."""
+"""The requests that wait for the disk, and the insertion of segments into the trie. Owner: the engine thread."""
 
 from array import array
 from collections import deque
@@ -24,17 +24,17 @@ log = Log(__name__)
 
 
 def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
-    """Puts a segment, which the reader has compared with the layers, into the trie, as a node that was just used.
-    `prefix` are all tokens up to its end. No layer moves: the trie decides what a prompt can use.
+    """Inserts a segment into the trie, as a node that was just used. `prefix` is all tokens up to the segment's end.
+    No layer moves: a session restores the layers from the trie later.
 
-    Returns False, and changes nothing, if the trie lacks the tokens before the segment, or room for it. Raises
-    SegmentError if a layer has another form by now.
+    Returns False, and inserts nothing, if the trie lacks the tokens before the segment, or room for the segment. Raises
+    SegmentError if the layers differ from the segment's, which the reader has compared before.
     """
     facts, name = segment.facts, segment.name
     if any(describe(cache.sequences.kept.states[int(slot)]) != known for slot, known in facts.layers.items()):
         raise SegmentError("layers")
     nbytes = sum(record.nbytes for record in facts.records)
-    fits = _make_room(cache, nbytes)  # first, since it may evict nodes on the way
+    fits = _make_room(cache, nbytes)  # before `match`, since this may evict nodes of the prefix
     root, sequences = cache.trie.root(salt), cache.sequences
     _, matched = cache.trie.match(root, prefix)
     entries = name.kind == ENTRIES
@@ -62,15 +62,15 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
 
 
 def buffer_like(segment: Segment) -> memoryview:
-    """Returns the bytes of a new array of the size of this segment. A segment that is read into them enters the trie
-    without a copy, into new pages that would cost several times the reading."""
+    """Returns the bytes of a new array as large as this segment. The disk thread reads a later segment into them, which
+    then needs no copy: a copy into new memory pages takes several times as long as reading the file."""
     buffer = mx.empty((len(segment.data),), mx.uint8)
     mx.eval(buffer)
     return memoryview(cast("bytes", buffer))
 
 
 def _make_room(cache: TrieCache, nbytes: int) -> bool:
-    """Evicts the least recently used entries until `nbytes` fit. Returns False if they cannot."""
+    """Evicts the least recently used entries until `nbytes` more fit. Returns False if they cannot fit."""
     budget_bytes = cache.budget_bytes
     if budget_bytes is None:
         return True
@@ -79,7 +79,7 @@ def _make_room(cache: TrieCache, nbytes: int) -> bool:
 
 
 def _arrays(segment: Segment, index: int) -> list[mx.array]:
-    """Returns the lazy arrays of a record."""
+    """Returns the arrays, not evaluated yet, of the record with this index."""
     parts, buffer = zip(segment.spans(index), segment.facts.records[index].tensors, strict=True), segment.data.obj
     if isinstance(buffer, mx.array):
         return [array_in(buffer, span.start, tensor.dtype, tensor.shape) for span, tensor in parts]
@@ -87,7 +87,7 @@ def _arrays(segment: Segment, index: int) -> list[mx.array]:
 
 
 def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Snapshot]:
-    """Returns the snapshots of all records, by slot. Entries begin at `matched`."""
+    """Returns the snapshots of all records, by slot. Cuts off entries before the offset `matched`."""
     held: dict[int, Snapshot] = {}
     states, found = cache.sequences.kept.states, list[tuple[Record, int, list[mx.array]]]()
     try:
@@ -108,35 +108,35 @@ def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Sn
 
 
 _LEAST_PATIENCE_S = 0.1
-"""The longest wait for the disk that is always allowed."""
+"""A request waits this long for the disk, even if computing would be faster."""
 _NO_TIME_S = 1e-9
-_WEIGHT = 0.25  # of the latest measurement in an average
-_LATE = 2.0  # times the wait: the assumed time of a disk that has returned nothing
+_WEIGHT = 0.25  # the share of the latest measurement in the average
+_LATE = 2.0  # if the disk returned nothing in time, the average counts this many times the length of the wait
 _TIMED_TOKENS, _SHORT_S = (16, 112), 0.02
-"""The tokens of the forwards that are timed. A shorter time than this shows little, so the second one is for a fast
-model only: a request that arrives waits for it."""
-_AGAIN = 16  # the disk is tried for one in 16 requests, even if it was slower than computing
+"""The numbers of tokens of two timed forwards, and a time that is too short to be exact. The second forward runs only
+if the first took a shorter time, since a request waits for both."""
+_AGAIN = 16  # while the disk is slower than computing, one request in 16 still tries it
 
 
 class _Restore:
-    """A request that waits, and the segments that were read for it."""
+    """A request that waits for the disk, and the segments that were read for the request."""
 
     def __init__(self, request: Request, wanted: Wanted, began_s: float, token_s: float) -> None:
         self.request = request
         self.held = wanted.held
         self.began_s = began_s
         self.token_s = token_s
-        """The seconds for computing a token; 0 if unknown."""
+        """The seconds that computing a token takes, 0 if unknown."""
         self.reading = Reading(wanted, self._take)
         self.found: deque[FoundSegment] = deque()
         self.ended = False
-        """True once the last segment is read."""
+        """True once the disk thread has reported the end of the reading."""
         self.inserted = False
         """True once a segment is in the trie."""
 
     @property
     def until_s(self) -> float:
-        """The time at which it has waited for as long as computing takes."""
+        """The time at which the request has waited for as long as computing the prompt would take."""
         return self.began_s + max(_LEAST_PATIENCE_S, self.token_s * (len(self.request.keys) - self.held))
 
     def _take(self, found: FoundSegment | None) -> None:
@@ -147,7 +147,8 @@ class _Restore:
 
 
 class Restores:
-    """Lets a request begin once the disk has nothing more for it. No request waits longer than computing would take."""
+    """Lets a request begin once all segments of its prompt are restored, or once the wait has lasted as long as
+    computing the prompt would take."""
 
     def __init__(
         self,
@@ -162,16 +163,16 @@ class Restores:
         shares: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`layers` are the forms of the model's layers; without any, nothing is restored. `forward` maps tokens [1, L]
-        and a cache list to logits. `prefill_token_s` returns the seconds for computing a token; None before a request
-        has shown them. Calls `ready` when a request may begin. With `shares` the disk thread reads into memory of the
-        device."""
+        """`layers` are the forms of the model's layers. If they are empty, nothing is restored. `forward` maps tokens
+        [1, L] and a cache list to logits. `prefill_token_s` returns the measured seconds for computing a prompt token,
+        or None before enough tokens were computed. Calls `ready` when a request may begin. `shares` lets the disk
+        thread read into buffers of MLX arrays."""
         self.count = 0
         """The number of requests with restored tokens."""
         self.tokens = 0
         """The number of restored tokens."""
         self.seconds = 0.0
-        """The time that these requests have waited."""
+        """The seconds that requests with restored tokens have waited."""
         self._cache = cache
         self._disk = disk
         self._salt = salt
@@ -183,8 +184,8 @@ class Restores:
         self._clock = clock
         self._sampled_token_s: float | None = None
         self._waiting: list[_Restore] = []
-        self._overdue: _Restore | None = None  # the last restore that was too late
-        self._restore_token_s: float | None = None  # an average
+        self._overdue: _Restore | None = None  # the last restore whose wait ended before a segment came
+        self._restore_token_s: float | None = None  # the average seconds for restoring a token
         self._skipped = 0
 
     @property
@@ -197,17 +198,17 @@ class Restores:
 
     @property
     def patience_s(self) -> float | None:
-        """The seconds until a request has waited long enough; None if none waits."""
+        """The seconds until the wait of some request ends. None if no request waits."""
         until_s = min((each.until_s for each in self._waiting), default=None)
         return None if until_s is None else max(0.0, until_s - self._clock())
 
     def add_request(self, request: Request) -> None:
-        """Looks for the prompt of a request on disk, if that may be worth it, and makes the request `restoring`."""
+        """Makes a request `restoring` and asks the disk thread for the prompt's segments, if they may save time."""
         keys = array("i", request.keys)
         if not self._layers or self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
             return
         if self._overdue is not None and not self._overdue.ended:
-            return  # the disk thread is still busy with a reading that its request has given up
+            return  # the disk thread still reads for a request that no longer waits
         if self._disk.store.listed and not self._disk.store.index.names:
             return
         held = self._cache.reusable_tokens(keys, self._salt)
@@ -226,7 +227,7 @@ class Restores:
         self._disk.look_for(restore.reading)
 
     def take_next(self) -> bool:
-        """Takes one segment, or lets a request begin. Returns False if there is nothing to do."""
+        """Inserts one segment, lets a request begin, or times the model. Returns False if there is nothing to do."""
         now_s = self._clock()
         for restore in self._waiting:
             late = now_s >= restore.until_s
@@ -236,7 +237,7 @@ class Restores:
             if restore.request.cancelled or ((late or restore.ended) and not restore.found):
                 self._end(restore, late=late)
                 return True
-            if restore.found:  # segments that were read in time count, even if the engine was busy since
+            if restore.found:  # even if `late`: the engine may have been busy since the segments were read
                 if late:
                     self._stop_reading(restore)
                 self._insert(restore, restore.found.popleft())
@@ -244,7 +245,7 @@ class Restores:
         return False
 
     def release(self) -> None:
-        """Lets all requests begin at once."""
+        """Lets all waiting requests begin without the disk."""
         for restore in self._waiting:
             restore.request.restoring = False
         self._waiting.clear()
@@ -260,7 +261,7 @@ class Restores:
                 buffer = buffer_like(found.segment)
         except SegmentError as error:
             self._disk.reject(name, error.reason)
-        except Exception as error:  # the trie may be half changed: begin anew
+        except Exception as error:  # the trie may be half changed, so empty it
             log.exception("cache freed: tokens from disk could not be used")
             self._cache.detach()
             if not lacks_memory(error):
@@ -277,11 +278,11 @@ class Restores:
             self._disk.drop(restore.reading)
 
     def _end(self, restore: _Restore, *, late: bool) -> None:
-        """Lets a request begin. If it is `late` and has no segment, the disk counts as slower than computing."""
+        """Lets a request begin. A request that is `late` and got no tokens counts against the disk's speed."""
         self._waiting.remove(restore)
         self._stop_reading(restore)
         request, keys, tokens = restore.request, restore.reading.wanted.tokens, 0
-        if restore.inserted:  # the prompt may part from the segments, or no layer stand at their ends
+        if restore.inserted:  # perhaps no tokens: the prompt may part from the segments, or layers lack their ends
             tokens = request.restored = max(0, self._cache.reusable_tokens(keys, self._salt) - restore.held)
         seconds = self._clock() - restore.began_s
         milliseconds = round(seconds * 1e3, 1)
@@ -302,19 +303,18 @@ class Restores:
         self._ready()
 
     def _computing_token_s(self) -> float:
-        """Returns the seconds for computing a token. If no request has shown them, computes for a moment."""
+        """Returns the seconds for computing a token. If no request has shown them yet, times a short forward."""
         known = self._prefill_token_s() or self._sampled_token_s
         if known is None:
             try:
                 known = self._time_token()
-            except Exception as error:  # a model may raise any; a request would have met it, too
+            except Exception as error:  # a model may raise any error, and would raise it for a request, too
                 log.warning("the disk cache does not know how long computing takes", why=exception_line(error))
             self._sampled_token_s = known = known or 0.0
         return known or _NO_TIME_S
 
     def _time_token(self) -> float:
-        """Returns the seconds for computing a token of a short prompt, or of a longer one if the model is fast. Raises
-        the errors of MLX."""
+        """Times a short prompt and, for a fast model, a longer one. Returns the seconds for computing a token."""
         layers, seconds, count = self._cache.sequences.facts.make(), 0.0, 0
         for count in _TIMED_TOKENS:
             logits = self._forward(mx.arange(count)[None], layers)
@@ -330,7 +330,7 @@ class Restores:
         self._restore_token_s = former_s + (token_s - former_s) * _WEIGHT
 
     def _disk_wins(self) -> bool:
-        """Returns True unless restoring a token has lately taken longer than computing it."""
+        """Returns False if restoring a token takes longer than computing it, but for one call in `_AGAIN`."""
         computing_s = self._prefill_token_s()
         if self._restore_token_s is None or computing_s is None or self._restore_token_s < computing_s:
             return True

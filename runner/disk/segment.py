@@ -2,9 +2,9 @@
 
     length of the header (8 bytes), header (JSON), tokens, the tensors of the records, seal
 
-The header's metadata describe the segment (`SegmentFacts`). The rest of the header follows from them, and a reader
-compares it. The seal is a digest of the header. So a file is complete and unchanged, or it is refused. This module is
-pure: it touches no file and evaluates only JSON.
+The header's metadata are the `SegmentFacts`. A reader computes the rest of the header from the metadata, and compares.
+The seal is a digest of the header. So an incomplete or changed file is refused. This module touches no file: it works
+on bytes, and evaluates only JSON.
 """
 
 import json
@@ -23,16 +23,16 @@ from runner import json_files
 from runner.disk.points import Tokens
 
 ENTRIES, TAIL, STATE = "kv", "tail", "state"
-"""The kinds of segments: the entries of sliceable layers for all tokens of the segment; for layers with a tail, the
-last entries at its end; the states of layers at its end."""
+"""The kinds of segments. ENTRIES has the entries of sliceable layers for all tokens of the segment. TAIL has the last
+entries of tail layers before the segment's end. STATE has the states of layers at the segment's end."""
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.([0-9]{1,10})-([0-9]{1,10})\.(kv|tail|state)")
 _TEMPORARY = re.compile(r"\.[0-9]+-[0-9]+\.tmp")
 _NAMESPACE = re.compile(r"v([0-9]+)-[0-9a-f]{32}")
 
 
 class Name(NamedTuple):
-    """The name of a segment, which holds the tokens [start, stop) of every prompt with these points. Names carry the
-    index, so a plan needs only a listing of the directory."""
+    """The name of a segment. The segment holds the tokens [start, stop) of every prompt that has the same two points.
+    So a listing of the directory is enough to choose the segments of a prompt."""
 
     first: str
     """The point at `start`; for a tail or a state, the point at `stop`."""
@@ -49,7 +49,7 @@ class Name(NamedTuple):
 
 
 def parse_name(file: str) -> Name | None:
-    """Returns the segment that a file is named after; None if the file is no segment."""
+    """Returns the name of a segment from a file name. None if the file is no segment."""
     found = _NAME.fullmatch(file)
     if found is None:
         return None
@@ -60,7 +60,7 @@ def parse_name(file: str) -> Name | None:
 
 
 def temporary(pid: int, number: int) -> str:
-    """Returns the name of a file while it is written."""
+    """Returns the name that a file has while process `pid` writes it."""
     return f".{pid}-{number}.tmp"
 
 
@@ -70,28 +70,29 @@ def is_temporary(file: str) -> bool:
 
 
 def format_of(directory: str) -> int | None:
-    """Returns the version of the files in a directory of segments; None for any other directory."""
+    """Returns the format version in the name of a model's folder. None if the name is of another kind."""
     found = _NAMESPACE.fullmatch(directory)
     return int(found[1]) if found else None
 
 
 VERSION = 3
-"""The version of the files and of the computation that made them; part of the name of their directory. Raise it when
-the meaning of a model's configuration changes."""
+"""The version of the file format and of the computation. It is a part of each folder's name. Raise it when the meaning
+of a model's configuration changes."""
 MOST_BYTES = 1 << 30
-"""The largest file; a larger segment is not kept."""
+"""The largest accepted file. A larger file is refused as damaged."""
 ITEM_FORMATS = {
     "BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "F16": "H", "BF16": "H", "I32": "i", "U32": "I",
     "F32": "f", "I64": "q", "U64": "Q", "C64": "Q",
 }  # fmt: skip
-"""The types of tensors, by their names in files, and the formats by which Python reads items of that type, or size."""
+"""Name of a type in files -> the `struct` format of that type or, for types that Python lacks, of the same size."""
 _MOST_HEADER_BYTES = 1 << 24
 SEAL_BYTES = 16
-"""The digest of the header, at the end of the file."""
+"""The size of the seal, the digest of the header at the end of the file."""
 
 
 class SegmentError(Exception):
-    """A file that is not the segment of its name. `reason` is `torn`, `crc`, `tokens` or `layers`."""
+    """Raised for a file that is not the segment that its name promises. `reason` is `torn` (a wrong size), `crc` (a
+    wrong sum), `tokens` (a segment of other tokens) or `layers` (a segment of other layers)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -99,10 +100,10 @@ class SegmentError(Exception):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """The form of an array of a record."""
+    """The type and shape of an array in a record."""
 
     dtype: str
-    """One of ITEM_FORMATS."""
+    """A key of ITEM_FORMATS."""
     shape: tuple[int, ...]
 
     @property
@@ -111,13 +112,13 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The content of one layer for the tokens [start, stop of the segment)."""
+    """The content of one layer from the token `start` to the segment's end."""
 
     slot: int
     start: int
     tensors: tuple[Tensor, ...]
     content: str = ""
-    """The JSON of a state's attributes, in which each array is the number of its tensor; empty for other layers."""
+    """A state's attributes as JSON, with an index into `tensors` in place of each array. Empty for other layers."""
 
     @property
     def nbytes(self) -> int:
@@ -125,34 +126,34 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class SegmentFacts(msgspec.Struct, frozen=True):
-    """The description of a segment in its file."""
+    """The description of a segment, which its file's header holds."""
 
     name: Name
     namespace: str
     layers: dict[str, str]
-    """The class and sizes of every layer that the model uses, by slot."""
+    """Slot -> class and sizes of the layer, for every layer that the model uses."""
     records: tuple[Record, ...]
     pictures: tuple[str, ...] = ()
-    """The digests of the pictures, in hex. In the tokens, picture k is -1 - k."""
+    """The digests of the pictures, in hex. The token -1 - k stands for picture k."""
     checkpoint: bool = False
     """True for a state or tail at a checkpoint."""
     crc: int = 0
-    """The CRC-32 of the tokens and all tensors. One sum for each tensor would wait more often for the interpreter,
-    which the engine holds while it takes the segment before."""
+    """The CRC-32 of the tokens and all tensors together. With a sum for each tensor, the disk thread would wait more
+    often for Python's lock, which the engine thread holds while it inserts the segment before."""
 
     @property
     def tokens(self) -> int:
-        """The number of stored tokens: none for a tail or a state."""
+        """The number of tokens in the file, 0 for a tail or a state."""
         return self.name.stop - self.name.start if self.name.kind == ENTRIES else 0
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of the tokens and of each tensor."""
+        """The bytes of all tokens together, then the bytes of each tensor."""
         return [4 * self.tokens, *(tensor.nbytes for record in self.records for tensor in record.tensors)]
 
 
 class Segment(NamedTuple):
-    """A segment in memory. `data` starts with the tokens, then the tensors, without gaps."""
+    """A segment in memory. `data` holds the tokens, then the tensors, without gaps."""
 
     facts: SegmentFacts
     data: memoryview
@@ -163,18 +164,18 @@ class Segment(NamedTuple):
 
     @property
     def tokens(self) -> Tokens:
-        """The tokens as they are stored: each picture by its place in the facts."""
+        """The stored tokens. A picture's tokens are -1 - k for its index k in the facts' `pictures`."""
         return array("i", bytes(self.data[: 4 * self.facts.tokens]))
 
     def spans(self, record: int) -> list[slice]:
-        """Returns the places in `data` of the tensors of a record."""
+        """Returns the slices of `data` that hold the tensors of the record with this index."""
         first = sum(len(each.tensors) for each in self.facts.records[:record])
         spans = [slice(*ends) for ends in pairwise(accumulate(self.facts.sizes))]
         return spans[first : first + len(self.facts.records[record].tensors)]
 
 
 def sealed(segment: Segment) -> list[memoryview]:
-    """Computes the sums, and returns the bytes of the file in parts."""
+    """Returns the bytes of a segment's file, with sum and seal, in parts."""
     facts, data = segment.facts, segment.data[: sum(segment.facts.sizes)]
     header = _header(msgspec.structs.replace(facts, crc=crc32(data)))
     seal = blake2b(header, digest_size=SEAL_BYTES).digest()
@@ -182,7 +183,7 @@ def sealed(segment: Segment) -> list[memoryview]:
 
 
 def header_bytes(length: bytes, file_bytes: int) -> int:
-    """Returns the length of the header, given the first 8 bytes of a file. Raises SegmentError."""
+    """Returns the length of the header, from a file's first 8 bytes. Raises SegmentError if it cannot be right."""
     found = int.from_bytes(length, "little")
     if len(length) != 8 or found > min(_MOST_HEADER_BYTES, file_bytes - 8 - SEAL_BYTES):
         raise SegmentError("torn")
@@ -190,8 +191,8 @@ def header_bytes(length: bytes, file_bytes: int) -> int:
 
 
 def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_bytes: int) -> SegmentFacts:
-    """Returns the facts in a header. Raises SegmentError if the header has changed since it was written, or describes a
-    file of another name or size."""
+    """Returns the facts in a header. Raises SegmentError if the header does not match the seal, or describes a file of
+    another name, namespace or size."""
     if blake2b(header, digest_size=SEAL_BYTES).digest() != seal:
         raise SegmentError("crc")
     try:
@@ -209,7 +210,7 @@ def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_byte
 
 
 def checked(facts: SegmentFacts, data: memoryview) -> Segment:
-    """Returns the segment of these data. Raises SegmentError if they have changed since they were written."""
+    """Returns the segment with these facts and data. Raises SegmentError if the data do not match the facts' sum."""
     if crc32(data) != facts.crc:
         raise SegmentError("crc")
     return Segment(facts, data)
@@ -232,7 +233,7 @@ def _header(facts: SegmentFacts) -> bytes:
 
 
 class Form(NamedTuple):
-    """The content of a layer after a few tokens, in the form that a segment would give it."""
+    """The description of a layer's content after a few tokens, as a segment would hold the content."""
 
     kind: str
     description: str
@@ -240,17 +241,17 @@ class Form(NamedTuple):
     tensors: tuple[Tensor, ...]
     content: str
     grows: bool
-    """True for a state whose arrays may grow with the tokens, each on one axis, or appear later."""
+    """True for a state whose arrays may appear later, or grow with the tokens (each array on one axis)."""
 
 
 Layers: TypeAlias = dict[str, Form]
-"""The form of every layer that the model uses, by slot."""
+"""Slot -> form of the layer, for every layer that the model uses."""
 
 
 def compare(facts: SegmentFacts, layers: Layers) -> None:
-    """Raises SegmentError unless a segment has each layer of its kind once, with its types and shapes.
+    """Raises SegmentError unless a segment has one record for each layer of the segment's kind, in the layer's form.
 
-    Sums cannot find a segment that was wrong from the start. A layer would accept its arrays and compute nonsense."""
+    Sums cannot find a segment that was written wrong. A layer would accept wrong arrays and compute nonsense."""
     described = {slot: form.description for slot, form in layers.items()}
     wanted = sorted(slot for slot, form in layers.items() if form.kind == facts.name.kind)
     known = facts.layers == described and sorted(str(record.slot) for record in facts.records) == wanted
@@ -260,7 +261,7 @@ def compare(facts: SegmentFacts, layers: Layers) -> None:
 
 def _fits(record: Record, form: Form, name: Name) -> bool:
     if record.start != name.start and not (form.kind == TAIL and name.start < record.start < name.stop):
-        return False  # windows of other lengths begin elsewhere
+        return False  # in a tail, a layer with a shorter window starts later than the segment
     if form.grows:
         return _grown(record, form)
     tensors = form.tensors
@@ -271,7 +272,7 @@ def _fits(record: Record, form: Form, name: Name) -> bool:
 
 
 def _grown(record: Record, form: Form) -> bool:
-    """Returns True if a state has the attributes and types of the form, and refers to each of its tensors once."""
+    """Returns True if a record has the form's attributes and types, and its content names each of its tensors once."""
     places = list[int]()
 
     def alike(found: object, known: object) -> bool:
@@ -301,7 +302,7 @@ def _grown(record: Record, form: Form) -> bool:
 
 
 def _longer(tensor: Tensor, known: Tensor) -> bool:
-    """Returns True if a tensor has the type of a known one, and the same shape but for at most one axis."""
+    """Returns True if a tensor has the type of `known`, and its shape but for the size of at most one axis."""
     if (tensor.dtype, len(tensor.shape)) != (known.dtype, len(known.shape)):
         return False
     return sum(size != other for size, other in zip(tensor.shape, known.shape, strict=True)) <= 1

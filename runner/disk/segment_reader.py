@@ -1,4 +1,4 @@
-"""Reads the segments of a prompt. `chain` to `held_at` choose them from their names alone. Owner: the disk thread."""
+"""Reads the segments of a prompt. `chain` to `held_at` choose segments by names alone. Owner: the disk thread."""
 
 from array import array
 from collections.abc import Callable, Iterator
@@ -10,25 +10,24 @@ from runner.disk.segment import ENTRIES, STATE, TAIL, Layers, Name, Segment
 from runner.disk.store import Index, SegmentStore
 
 MOST_TOKENS = 256
-"""The longest segment of entries."""
+"""The most tokens of a segment of entries."""
 WORTH_TOKENS = 256
 """The fewest tokens that a restore must save."""
-_MOST_ROUNDS = 4  # plans for one prompt: each damaged file costs a plan
-_MOST_SIBLINGS = 8  # segments whose tokens are compared with the prompt
+_MOST_ROUNDS = 4  # the most plans for one prompt: a damaged file makes a new plan necessary
+_MOST_SIBLINGS = 8  # after a prompt's chain, the most segments whose tokens are compared with the prompt
 
 
 class Chain(NamedTuple):
-    """Segments of entries that hold all tokens from the first one up to `stop`, without a gap."""
+    """Segments of entries that together hold the prompt's tokens up to `stop`, without a gap."""
 
     names: list[Name]
     stop: int
 
 
 def chain(index: Index, points: PrefixDigests) -> Chain:
-    """Returns the segments whose tokens the prompt begins with. Of several that continue it, takes the longest.
-
-    Segments may overlap: another conversation branches off in the middle of one, or another process cut them elsewhere.
-    """
+    """Returns the segments that hold the beginning of the prompt. Where several segments continue the chain, takes the
+    longest. Segments may overlap: a conversation may branch off in the middle of a segment, or another process may have
+    cut the same tokens elsewhere."""
     found, at = list[Name](), 0
     while (name := _longest(index, points, at, at) or _branch(index, points, max(1, at - MOST_TOKENS), at)) is not None:
         found.append(name)
@@ -37,8 +36,8 @@ def chain(index: Index, points: PrefixDigests) -> Chain:
 
 
 def branch(index: Index, points: PrefixDigests, start: int, stop: int) -> Chain:
-    """Continues the chain at `stop`, inside a segment that starts at `start` and parts from the prompt after `stop`.
-    The next segment starts inside that one."""
+    """Returns the chain that continues at `stop`. There the prompt parts from a segment that starts at `start`. The
+    chain's first segment starts inside that segment."""
     found, at = list[Name](), stop
     name = _branch(index, points, start + 1, stop)
     while name is not None:
@@ -54,11 +53,11 @@ def partial(index: Index, points: PrefixDigests, at: int) -> list[Name]:
 
 
 def deepest_state(index: Index, points: PrefixDigests, most: int) -> int | None:
-    """Returns the largest offset up to `most` with a state and a tail, or with one of them if the index has none of the
-    other kind; None if there is no such offset."""
+    """Returns the largest offset up to `most` at which the index has both a state and a tail. If the index lacks one of
+    the two kinds altogether, the other kind is enough. Returns None if there is no such offset."""
     kinds = [kind for kind in (STATE, TAIL) if index.kinds[kind]]
     ends = sorted(end for end, count in list(index.ends.items()) if count and end <= most)
-    known = [points.at(end) for end in ends]  # in this order each continues from the one before it
+    known = [points.at(end) for end in ends]  # ascending, so that each hash continues the hash before
     for at, point in zip(reversed(ends), reversed(known), strict=True):
         if all(index.held(kind, point) for kind in kinds):
             return at
@@ -66,8 +65,8 @@ def deepest_state(index: Index, points: PrefixDigests, most: int) -> int | None:
 
 
 def held_at(index: Index, points: PrefixDigests, at: int, needs: Callable[[int], int]) -> list[Name]:
-    """Returns the tails and the state that take layers to `at`, in the order of the tokens. `needs(at)` is the first
-    token that a tail must hold for a layer to stand there."""
+    """Returns the tails and the state that restore layers to the offset `at`, in the order of the tokens. `needs(at)`
+    returns the first token that tails must hold for that."""
     least = needs(at)
     ends = sorted(end for end, count in list(index.ends.items()) if count and least < end <= at)
     tails = [index.held(TAIL, points.at(end)) for end in ends]
@@ -75,32 +74,32 @@ def held_at(index: Index, points: PrefixDigests, at: int, needs: Callable[[int],
 
 
 def _longest(index: Index, points: PrefixDigests, start: int, beyond: int) -> Name | None:
-    """Returns the longest segment of the prompt that starts at `start` and ends after `beyond`."""
+    """Returns the longest segment of only tokens of the prompt that starts at `start` and ends after `beyond`."""
     found = [name for name in index.after(points.at(start)) if name.stop > beyond]
     return next((name for name in sorted(found, key=lambda each: -each.stop) if _spells(points, name)), None)
 
 
 def _branch(index: Index, points: PrefixDigests, low: int, stop: int) -> Name | None:
-    """Returns the segment that starts in [low, stop] and ends furthest after `stop`."""
+    """Returns the segment of the prompt that starts in [low, stop] and ends furthest after `stop`."""
     starts = [at for at in range(low, stop + 1) if index.starts[at]]
     found = [name for at in starts if (name := _longest(index, points, at, stop)) is not None]
     return max(found, key=lambda name: name.stop, default=None)
 
 
 def _spells(points: PrefixDigests, name: Name) -> bool:
-    """Returns True if the prompt has all tokens of a segment, which starts at a point of it."""
+    """Returns True if the prompt has all tokens of a segment. The segment must start at a point of the prompt."""
     return name.stop <= len(points.tokens) and points.at(name.stop) == name.last
 
 
 class Wanted(NamedTuple):
-    """A prompt to look for."""
+    """A prompt whose segments are wanted."""
 
     tokens: Tokens
     salt: str
     held: int
-    """The number of first tokens that memory has."""
+    """The number of the prompt's first tokens that the cache in memory has."""
     needs: Callable[[int], int]
-    """Returns the first token that tails must hold for layers to stand at an offset."""
+    """Returns the first token that tails must hold for layers to be restored to an offset."""
     layers: Layers
     """The forms of the model's layers."""
 
@@ -110,11 +109,11 @@ class FoundSegment(NamedTuple):
 
     segment: Segment
     prefix: Tokens
-    """All tokens up to its end. They may part from the prompt before the end."""
+    """All tokens up to the segment's end. The last of them may differ from the prompt."""
 
 
 class Reader:
-    """Finds and reads segments, in the order in which the trie takes them."""
+    """Finds and reads segments, in the order in which the trie can insert them."""
 
     def __init__(
         self,
@@ -123,15 +122,15 @@ class Reader:
         digest_of: DigestOf = lambda _: None,
         name_of: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
-        """`root` is the key of the namespace. `digest_of` and `name_of` translate the pictures of this process."""
+        """`root` is `Namespace.root`. `digest_of` turns a picture's name into its digest, `name_of` turns it back."""
         self._store = store
         self._root = root
         self._digest_of = digest_of
         self._name_of = name_of
 
     def read_prompt(self, wanted: Wanted) -> Iterator[FoundSegment]:
-        """Yields the segments of a prompt; none if they save too little. A damaged file ends a plan, and the next plan
-        does without that file."""
+        """Yields the segments of a prompt. Yields none if they would restore fewer than `WORTH_TOKENS` tokens. After a
+        damaged file, makes a new plan without that file."""
         points = PrefixDigests(self._root, wanted.salt, wanted.tokens, self._digest_of)
         given = set[Name]()
         for _ in range(_MOST_ROUNDS):
@@ -141,7 +140,7 @@ class Reader:
                 return
             if stop < wanted.held + WORTH_TOKENS:
                 return
-            # Tails and states are read first: the entries up to there are useless without them.
+            # Tails and states are read first: without them the entries before them are useless.
             needed = [name for name in names if name.kind != ENTRIES]
             last = [found for name in needed if (found := self._found(points, wanted, name)) is not None]
             complete = len(last) == len(needed)
@@ -157,12 +156,12 @@ class Reader:
                 for name in reversed(names):
                     self._store.touch(name)
                 return
-            for name in names:  # files that are damaged in the same way are removed now
+            for name in names:  # finds and removes files with the same damage, before the next plan
                 if name not in given:
                     self._store.read_segment(name, wanted.layers, only_tokens=True)
 
     def _plan(self, points: PrefixDigests, wanted: Wanted) -> tuple[list[Name], int]:
-        """Returns the segments to read, in the order of the tokens, and the number of tokens that they restore."""
+        """Returns the segments to read, in the order of the tokens, and the offset to which they restore layers."""
         index = self._store.index
         kept = chain(index, points)
         if index.kinds[TAIL] or index.kinds[STATE]:
@@ -195,8 +194,8 @@ class Reader:
         return FoundSegment(segment, points.tokens[: name.start] + own) if own is not None else None
 
     def _tokens(self, points: PrefixDigests, segment: Segment) -> "Tokens | None":
-        """Returns the tokens of a segment, with the names of its pictures in this process. If its name has other points
-        than its tokens, it is damaged or was wrong from the start: removes it, and returns None."""
+        """Returns the tokens of a segment, with pictures by their names in this process. If the tokens do not have the
+        points of the segment's name, removes the segment and returns None."""
         name, own = segment.name, segment.tokens
         try:
             digests = [bytes.fromhex(digest) for digest in segment.facts.pictures]

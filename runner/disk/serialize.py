@@ -1,7 +1,7 @@
 """Snapshots to bytes, for files, and back.
 
-A state is a tree of plain values and arrays. A model whose layers hold anything else is not kept on disk, so no file
-can bring code.
+A state in a file is a tree of plain values and arrays. The disk cache cannot keep prompts of a model whose layers hold
+other values. So no file can contain code.
 """
 
 import json
@@ -29,22 +29,22 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PLAIN = (type(None), bool, int, float, str)
 PIECE_BYTES = 1 << 19
-"""The bytes of a piece, whose copy takes a millisecond with slow memory."""
+"""The size of a piece. With slow memory, the copy of a piece takes a millisecond."""
 
 
 class SerializeError(TypeError):
-    """A layer holds a value that no file can hold; the text names it."""
+    """Raised if a layer holds a value that no file can hold. The text names the value's type."""
 
 
 class Part(NamedTuple):
-    """The entries `span` [low, high) of an array, on the axis of tokens; None means the whole array."""
+    """The entries `span` [low, high) of an array, on the axis of tokens. The whole array if `span` is None."""
 
     array: mx.array
     span: tuple[int, int] | None = None
 
     @property
     def dtype(self) -> str:
-        """The name of its type in files. Raises SerializeError."""
+        """The name of the array's type in files. Raises SerializeError if files have no name for the type."""
         name = _NAMES.get(self.array.dtype)
         if name is None:
             raise SerializeError(f"{self.array.dtype}")
@@ -57,8 +57,8 @@ class Part(NamedTuple):
 
 
 def describe(state: LayerState) -> str:
-    """Returns the class of a layer and the numbers of its constructor. Layers with equal descriptions can hold each
-    other's snapshots."""
+    """Returns the classes of a layer and the plain attributes of such a layer when it is new. Layers with equal
+    descriptions can hold each other's snapshots."""
     sizes = [
         f"{name}={len(value) if isinstance(value, list) else value}"
         for name, value in sorted(state.fresh.items())
@@ -68,15 +68,15 @@ def describe(state: LayerState) -> str:
 
 
 def kind_of(state: LayerState) -> str:
-    """Returns the kind of segments that hold a layer."""
+    """Returns the kind of segments that hold this layer's content."""
     if state.sliceable:
         return ENTRIES
     return TAIL if isinstance(state, TailState) else STATE
 
 
 def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
-    """Returns the arrays in which a snapshot holds the tokens [start, stop), and the JSON of the other values of a
-    state. Use the arrays at once: they may belong to a live layer. Raises SerializeError."""
+    """Returns a snapshot's arrays for the tokens [start, stop), and the JSON of a state's other values. Read the arrays
+    before the next slice, since they may belong to a live layer. Raises SerializeError."""
     if isinstance(snapshot, StateSnapshot):
         owner = snapshot.owner
         content = (
@@ -95,7 +95,7 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
 
 
 def forms_of(sketch: Sketch) -> Layers:
-    """Returns the forms of a model's layers; none if no file can hold them."""
+    """Returns the forms of a model's layers. Returns no forms if some layer cannot be held by a file."""
     try:
         return {str(slot): _form(state, sketch.tokens) for slot, state in sketch.used.items()}
     except SerializeError:
@@ -113,13 +113,13 @@ def _form(state: LayerState, tokens: int) -> Form:
 
 
 def moves_what_the_host_reads() -> bool:
-    """Returns True on CUDA, where a view of an array moves its whole buffer to the host."""
+    """Returns True on CUDA, where a view of an array moves the array's whole buffer to the host."""
     return device() != "cpu" and not mx.metal.is_available()
 
 
 def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
-    """Copies a part into the bytes of an array of `count` tokens, from the token `first` on. With `on_device` copies
-    the entries on the device first, since a view of an array would move its whole buffer to the host."""
+    """Copies a part into `into`, the bytes of an array of `count` tokens, from the token `first` on. With `on_device`,
+    first copies the part's entries on the device (see `moves_what_the_host_reads`)."""
     array, (low, high) = part.array, part.span or (0, part.array.shape[-2])
     if not into.nbytes or low == high:
         return
@@ -134,8 +134,8 @@ def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_devi
 
 
 def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -> int:
-    """Copies the next bytes of an array, at most PIECE_BYTES, to `into`, which has the first `at`. Returns the number
-    of bytes in `into`. `on_device` is as for `copy_tokens`."""
+    """Copies the next bytes of an array, at most PIECE_BYTES, to `into`. The first `at` bytes must be there already.
+    Returns the new number of copied bytes. `on_device` is as for `copy_tokens`."""
     if on_device or not _is_contiguous(array):
         array, stop = _piece(array, at)
         with _view(own(array)) as view, view.cast("B") as source:
@@ -149,11 +149,11 @@ def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -
 
 
 def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
-    """Returns the piece of an array from the byte `at` on, where an earlier piece ended, and the end of this one."""
+    """Returns the piece of an array from the byte `at` on (0 or the end of the piece before), and the piece's end."""
     stop, within = array.nbytes, array
     start = 0
     while within.ndim and within.nbytes > PIECE_BYTES:
-        size = within.nbytes // within.shape[0]  # of one index of the first axis
+        size = within.nbytes // within.shape[0]  # bytes of one index of the first axis
         index = (at - start) // size
         if size <= PIECE_BYTES:
             count = min(PIECE_BYTES // size, within.shape[0] - index)
@@ -164,10 +164,10 @@ def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
 
 
 def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns an array with a copy of these bytes. The array stays lazy if Python does not know its type."""
+    """Returns an array with a copy of these bytes. If Python lacks the type, the array is not evaluated yet."""
     if not data.nbytes:
         return mx.zeros(shape, _DTYPES[dtype])
-    form = cast("Literal['B']", ITEM_FORMATS[dtype])  # any of the formats that `memoryview.cast` takes
+    form = cast("Literal['B']", ITEM_FORMATS[dtype])  # in truth any format that `memoryview.cast` accepts
     items = data.cast("B").cast(form, list(shape)) if shape else data.cast(form)
     found = mx.array(cast("list[int]", items))
     found = found if shape else found[0]
@@ -175,8 +175,8 @@ def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
 
 
 def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns a lazy array that shares the bytes of `buffer` uint8 [N] from `at` on, or has a copy if they are not
-    aligned."""
+    """Returns an array, not evaluated yet, over the bytes of `buffer` uint8 [N] from `at` on. The array shares the
+    bytes if `at` is aligned for the array's type. Otherwise, the array has a copy."""
     kind = _DTYPES[dtype]
     flat = buffer[at : at + prod(shape) * kind.size]
     if at % kind.size:
@@ -185,7 +185,8 @@ def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.
 
 
 def restored_snapshot(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:
-    """Returns a snapshot of these evaluated arrays for a layer. Raises SerializeError if the layer cannot hold them."""
+    """Returns a layer's snapshot of the tokens [start, stop), made of evaluated arrays. `content` is the JSON of a
+    state. Raises SerializeError if the layer cannot hold the arrays."""
     if isinstance(state, CountedState):
         found = _decoded(json.loads(content), arrays)
         if not isinstance(found, type(state.content)):
@@ -202,7 +203,7 @@ def _is_contiguous(array: mx.array) -> bool:
 
 
 def _view(array: mx.array) -> "memoryview[int]":
-    """Evaluates an array, and returns a view of its bytes. Release the view at once: it shows writes into the array."""
+    """Evaluates an array, and returns a view of its memory. Release the view before anything writes to the array."""
     return memoryview(cast("bytes", array))
 
 

@@ -1,8 +1,8 @@
-"""The directory of one model's segments: list, read, publish. Owner: the disk thread; any thread may read the index and
+"""The directory of one model's segments: list, read, publish. Owner: the disk thread. Any thread may read the index and
 the counts.
 
-A file is written under a temporary name and renamed when it is complete, so any end of the process leaves a complete
-segment or none. There is no fsync: the page cache survives SIGKILL, and after a power cut the sums show the damage.
+A file is written under a temporary name, and renamed when it is complete. So however the process ends, no incomplete
+segment remains. There is no fsync: SIGKILL loses no written data, and after a power cut the sums show the damage.
 """
 
 import errno
@@ -38,22 +38,22 @@ _FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EEXIST, er
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _RELIST_S = 2.0
 _DAY_S = 86_400.0
-_TOGETHER = 256  # names between two pauses for other threads
+_TOGETHER = 256  # new names that are added between two pauses for other threads
 
 
 class Index:
-    """The names of the segments in the directory that this process knows. Every change is one assignment to a
-    dictionary, so readers see the state before or after it."""
+    """The segments that this process knows in the directory. Each single change of a dictionary is atomic, so other
+    threads may read while the disk thread changes the index."""
 
     def __init__(self, names: Iterable[Name] = ()) -> None:
         self.names: dict[str, Name] = {}
-        """All segments, by file name."""
+        """File name -> name, for all segments."""
         self.starts: Counter[int] = Counter()
-        """The number of segments of entries that start at an offset."""
+        """Offset -> number of segments of entries that start there."""
         self.ends: Counter[int] = Counter()
-        """The number of tails and states at an offset."""
+        """Offset -> number of tails and states that end there."""
         self.kinds: Counter[str] = Counter()
-        """The number of segments of each kind."""
+        """Kind -> number of segments."""
         self._after: dict[str, tuple[Name, ...]] = {}
         self._held: dict[tuple[str, str], Name] = {}
         for name in names:
@@ -63,11 +63,11 @@ class Index:
         return name.file in self.names
 
     def after(self, point: str) -> tuple[Name, ...]:
-        """Returns the segments of entries that start at a point."""
+        """Returns the segments of entries that start at this point."""
         return self._after.get(point, ())
 
     def held(self, kind: str, point: str) -> Name | None:
-        """Returns the tail or the state at a point."""
+        """Returns the tail or the state (by `kind`) that ends at this point, or None."""
         return self._held.get((kind, point))
 
     def add(self, name: Name) -> None:
@@ -99,7 +99,7 @@ class Index:
                 del self._held[name.kind, name.last]
 
     def replace(self, files: Iterable[str], rest: Callable[[], None] = lambda: None) -> None:
-        """Keeps exactly the segments among these files. Only new names take time; calls `rest` now and then."""
+        """Makes the index hold exactly the segments among these files. Calls `rest` after every 256 new names."""
         wanted = set(files)
         for file in self.names.keys() - wanted:
             self.discard(self.names[file])
@@ -112,11 +112,11 @@ class Index:
 
 
 class SegmentStore:
-    """The segments of one namespace. No method raises OSError: a fault is a miss and a line in the log."""
+    """The segments of one namespace. No method raises OSError: an unreadable file is skipped, a failed write logged."""
 
     def __init__(self, files: Files, directory: Path, namespace: str, about: bytes, most_written: int) -> None:
-        """`directory` is the directory of all models, `namespace` the name of this model's folder in it, `about` the
-        content of the file that describes the model. Writes at most `most_written` bytes a day."""
+        """`directory` is the directory of all models. `namespace` is the name of this model's folder there. `about` is
+        the content of the folder's about.json. Writes at most `most_written` bytes a day."""
         self.namespace = namespace
         self.folder = directory / namespace
         self._files = files
@@ -125,28 +125,28 @@ class SegmentStore:
         # The listing.
         self.index = Index()
         self.listed = False
-        """True once the index is complete."""
+        """True once the folder has been listed for the first time."""
         self._changed_ns = -1
         self._listed_s = float("-inf")
         # Reading.
         self.read_bytes = 0
         self.rejected: Counter[str] = Counter()
-        """The number of damaged files, by reason."""
+        """Reason -> number of refused files."""
         self.buffers: list[memoryview] = []
-        """Buffers to read into; small ones are dropped."""
+        """Buffers for the next reads. A buffer that is too small for a read is dropped."""
         # Writing.
         self.written_bytes = 0
         self.write_errors = 0
         self.why_not_writing = ""
-        """The reason why nothing is written any more; empty while writing is possible, or rests."""
-        self._number = int.from_bytes(os.urandom(6))  # runners in containers may have the same process id
+        """The reason why writing has ended for good. Empty otherwise, even while writing pauses."""
+        self._number = int.from_bytes(os.urandom(6))  # random, since runners in containers may share a process id
         self._pause_s = _PAUSE_S
         self._paused_until_s = float("-inf")
         self._day_s = float("-inf")
         self._written_today = 0
 
     def open(self) -> None:
-        """Makes the folder, unless it exists, and lists it."""
+        """Makes the folder, unless it exists, and lists its files."""
         try:
             self._make_folder()
         except OSError as error:
@@ -155,7 +155,7 @@ class SegmentStore:
         self.listed = True
 
     def relist(self) -> None:
-        """Lists the folder again if another process has changed it, at most every two seconds."""
+        """Lists the folder's files again if the folder has changed. Looks at most every two seconds."""
         now_s = self._files.now_s()
         if 0 <= now_s - self._listed_s < _RELIST_S:
             return
@@ -170,17 +170,17 @@ class SegmentStore:
             self._changed_ns = -1
 
     def read_segment(self, name: Name, layers: Layers | None = None, *, only_tokens: bool = False) -> Segment | None:
-        """Reads a segment, and compares it with its sums, and with the layers of the model if they are given. Returns
-        None if it is gone; removes it and returns None if it is damaged or of other layers.
+        """Reads a segment, and compares it with its sums and, if given, with the model's layers. Returns None if the
+        file is gone. If the file is damaged or has other layers, removes it and returns None.
 
-        With `only_tokens` reads none of its other data, and does not compare the tokens with the sum.
+        With `only_tokens`, reads only the header and the tokens, and does not compare the tokens with the sum.
         """
         try:
             file = self._files.open(self.folder / name.file)
             try:
                 facts, at = self._facts(file, name)
                 if layers is not None:
-                    compare(facts, layers)  # before memory is taken for the sizes in a header
+                    compare(facts, layers)  # before memory is allocated for the sizes that the header states
                 sizes = facts.sizes
                 buffer = memoryview(bytearray(sizes[0])) if only_tokens else self._buffer(sum(sizes))
                 self._fill(file, buffer, at)
@@ -195,7 +195,7 @@ class SegmentStore:
         return None
 
     def reject(self, name: Name, reason: str) -> None:
-        """Removes a damaged segment, and counts it."""
+        """Removes a segment that failed a check, and counts it under `reason`."""
         if not self.rejected[reason]:
             log.warning("a file of the disk cache is damaged: removed", reason=reason, file=name.file)
         self.rejected[reason] += 1
@@ -209,10 +209,10 @@ class SegmentStore:
         except FileNotFoundError:
             self.index.discard(name)
         except OSError:
-            return  # a read-only volume: it is still read
+            return  # the volume may be read-only: its segments can still be read
 
     def _facts(self, file: int, name: Name) -> tuple[SegmentFacts, int]:
-        """Returns the facts in an open file, and the offset of its data. Raises SegmentError and OSError."""
+        """Returns the facts in an open file, and the offset of the file's data. Raises SegmentError and OSError."""
         size = self._files.size(file)
         if size is None or size > MOST_BYTES:
             raise SegmentError("torn")
@@ -241,7 +241,7 @@ class SegmentStore:
 
     @property
     def may_write(self) -> bool:
-        """True unless writing has ended, rests after an error, or has reached the day's bytes."""
+        """True unless writing has ended for good, pauses (`rest`), or has reached the most bytes of this day."""
         now_s = self._files.now_s()
         if not 0 <= now_s - self._day_s < _DAY_S:
             self._day_s = now_s
@@ -251,8 +251,8 @@ class SegmentStore:
         return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
 
     def publish(self, segment: Segment, reserve: Callable[[int], bool] = lambda _: True) -> bool | None:
-        """Writes a segment completely, and returns True; False after an error. Returns None if there is no room:
-        `reserve` counts its bytes, or returns False."""
+        """Writes a segment completely. Returns True on success, and False after an error. Calls `reserve` with the size
+        of the file, and returns None if `reserve` returns False, since there is no room."""
         name = segment.name
         if name in self.index:
             self.touch(name)
@@ -264,7 +264,7 @@ class SegmentStore:
             if not reserve(size):
                 return None
             self._commit(parts, self.folder / name.file)
-        except IsADirectoryError:  # it is not ours, and other segments can still be written
+        except IsADirectoryError:  # no runner made this directory; other segments can still be written
             if not self.rejected["directory"]:
                 log.warning("a directory has the name of a file of the disk cache: left alone", directory=name.file)
             self.rejected["directory"] += 1
@@ -279,7 +279,7 @@ class SegmentStore:
         return True
 
     def rest(self, why: str) -> None:
-        """Stops writing for a while, which is longer each time."""
+        """Stops writing for a minute. Each later pause is twice as long, an hour at most, until a write succeeds."""
         self._paused_until_s = self._files.now_s() + self._pause_s
         log.warning("the disk cache rests", why=why, seconds=self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -297,7 +297,7 @@ class SegmentStore:
                 self._files.close(file)
             self._files.rename(path, to)
         except OSError:
-            with suppress(OSError):  # the sweep finds it
+            with suppress(OSError):  # a sweep removes the file later
                 self._files.unlink(path)
             raise
 
@@ -310,11 +310,11 @@ class SegmentStore:
             at += count
 
     def _make_folder(self) -> None:
-        """Makes the folder, with the file that describes the model."""
+        """Makes the folder with its about.json, unless that file exists."""
         about = self.folder / "about.json"
         if self._files.exists(about):
             return
-        for folder in (self.folder.parent, self.folder):  # somebody may have removed both
+        for folder in (self.folder.parent, self.folder):  # a person may have removed both while this runs
             self._files.make_directory(folder)
         self._commit([memoryview(self._about)], about)
 

@@ -1,8 +1,8 @@
 """Keeps all segments of all models within one bound. Owner: the disk thread.
 
-Every process reserves the bytes that it is about to write in one small file, the tally. So the bound holds without a
-listing of the directory. A sweep, which lists it, corrects the tally; the reservations of killed processes count until
-then.
+Before a process writes, it adds the bytes to a count in one small file, the tally. So no process needs a listing of the
+directory to keep the bound. A sweep lists the directory and corrects the tally. Until then, bytes that a killed process
+has reserved but not written count as used.
 """
 
 import struct
@@ -21,65 +21,65 @@ from runner.sizes import sized
 log = Log(__name__)
 _ABANDONED_S = 3600.0
 """The age of a temporary file that nobody will finish."""
-_FORWARD = 16  # tokens: the fixed cost of a forward
-_SPARE = 16  # a sweep that makes room frees 1 / 16 of the bound more
-_TOGETHER = 32  # files between two pauses for something more urgent
-_FLOOR_BYTES = 10 << 30  # stay free on the volume, or 1 / _FLOOR_SHARE of it if that is more
+_FORWARD = 16  # a forward has a fixed cost, as of this many tokens
+_SPARE = 16  # a sweep that makes room frees 1 / 16 of the bound in addition
+_TOGETHER = 32  # files that are handled between two pauses
+_FLOOR_BYTES = 10 << 30  # this much of the volume stays free, or 1 / _FLOOR_SHARE of the volume if that is more
 _FLOOR_SHARE = 20
-_MOST_SHARE = 4  # no more than 1 / 4 of the volume stays free
-_TALLY = struct.Struct("<3Q")  # and the CRC-32 of it
+_MOST_SHARE = 4  # but never more than 1 / 4 of the volume is kept free
+_TALLY = struct.Struct("<3Q")  # a CRC-32 of these bytes follows in the file
 
 
 class Tally(NamedTuple):
-    """The bytes of all models, as all processes count them."""
+    """The count of all models' bytes, which all processes share."""
 
     written: int
-    """The bytes that all processes have ever written."""
+    """The bytes that all processes have ever reserved for writing."""
     held: int
-    """The bytes that the last sweep left."""
+    """The bytes that were on disk after the last sweep."""
     at: int
-    """The value of `written` when that sweep began."""
+    """The value of `written` when the last sweep began."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are held now, or more: those written during the sweep may count twice."""
+        """The bytes on disk now, or a larger number: bytes written during the last sweep may count twice."""
         return max(0, self.held + self.written - self.at)
 
 
 class _Held(NamedTuple):
-    """A segment. The least one goes first: it is idle for long, large, and soon computed again; of equals, the
-    deepest."""
+    """A segment in the order of removal: the least tuple is removed first."""
 
     worth: float
+    """Minus idle seconds * bytes / tokens. Low for a segment that is long unused, large, or quickly computed again."""
     rootward: int
-    """Minus the tokens up to its end."""
+    """Minus the tokens up to the segment's end, so that the later of two segments of equal worth is removed first."""
     path: Path
     name: Name
     nbytes: int
 
 
 class Sweep:
-    """Counts the bytes of segments, and removes old ones and those beyond the bound. Touches only segments and
-    abandoned temporary files."""
+    """Counts the bytes of segments. Removes old segments, segments beyond the bound and abandoned temporary files, and
+    nothing else but folders of other format versions."""
 
     def __init__(self, files: Files, directory: Path, most_bytes: int, most_age_s: float) -> None:
         self.most_bytes = most_bytes
         self.evicted_bytes = 0
-        """The bytes that all sweeps have removed."""
+        """The bytes that the sweeps of this process have removed."""
         self._files = files
         self._directory = directory
-        self._tally: Tally | None = None  # as this process saw it last
+        self._tally: Tally | None = None  # as this process last read or changed it
         self._most_age_s = most_age_s
-        self._wanted = 0  # bytes for which there was no room
+        self._wanted = 0  # the bytes of the last reservation, if there was no room for them
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all models, when this process last read the tally."""
+        """The bytes of all models, as of the last time that this process read the tally."""
         return self._tally.nbytes if self._tally is not None else 0
 
     def reserve(self, nbytes: int) -> bool:
-        """Counts bytes that are about to be written. Returns False if there is no room, which the next sweep makes.
-        Raises OSError."""
+        """Counts bytes that are about to be written. Returns False, and counts nothing, if there is no room. The next
+        sweep then makes room for them. Raises OSError."""
         self._wanted = nbytes
 
         def counted(tally: Tally | None) -> Tally | None:
@@ -92,7 +92,7 @@ class Sweep:
         return not self._wanted
 
     def _count(self, change: Callable[[Tally | None], Tally | None]) -> None:
-        """Changes the tally, which is None before the first count. Raises OSError."""
+        """Replaces the tally by `change` of it. The tally is None if its file is new or damaged. Raises OSError."""
 
         def changed(data: bytes) -> bytes:
             self._tally = change(_decoded(data))
@@ -101,10 +101,11 @@ class Sweep:
         self._files.exchange(self._directory / "tally", changed)
 
     def run(self, removed: Callable[[Path, Name], None] = lambda _folder, _name: None) -> Iterator[None]:
-        """Sweeps, with pauses in which something more urgent may be done. Calls `removed` for each segment."""
+        """Sweeps, and yields in between, so that the caller can do more urgent work. Calls `removed` with the folder
+        and the name of each removed segment."""
         began = 0
         freed = list[int]()
-        held = list[_Held]()  # a heap: one sort of 65,000 would hold up all threads for as long as it takes
+        held = list[_Held]()  # a heap, since sorting 65,000 segments in one call would block all other threads
         total = 0
 
         def remove(path: Path, name: Name, nbytes: int) -> int:
@@ -129,7 +130,7 @@ class Sweep:
         for folder in folders:
             version = format_of(folder)
             path = self._directory / folder
-            if version is None or not self._files.is_folder(path):  # the target of a link is not ours
+            if version is None or not self._files.is_folder(path):  # a link may lead to files of other programs
                 continue
             for count, entry in enumerate(self._entries(path)):
                 if count % _TOGETHER == _TOGETHER - 1:
@@ -168,7 +169,7 @@ class Sweep:
             self._count(end)
 
     def _limit(self, total: int) -> int:
-        """Returns the bytes that may be held: the bound, or less on a volume that is nearly full."""
+        """Returns the bound, or less on a volume that is nearly full. `total` is the bytes of all segments now."""
         try:
             free, size = self._files.space(self._directory)
         except OSError:
@@ -199,6 +200,6 @@ def _encoded(tally: Tally) -> bytes:
 
 
 def _decoded(data: bytes) -> Tally | None:
-    """Returns the tally in the bytes of its file; None if the file is new or damaged."""
+    """Returns the tally from the bytes of the tally's file, or None if the file is new or damaged."""
     sound = len(data) >= 28 and crc32(data[:24]) == int.from_bytes(data[24:28], "little")
     return Tally(*_TALLY.unpack(data[:24])) if sound else None

@@ -1,8 +1,8 @@
-"""The disk thread: a few reads before each write, and sweeps when there is no room, or nothing else to do.
+"""The disk thread. It reads up to eight times before each write, and sweeps when there is no room, or no other work.
 
-It does one small piece of work after the other (`step`), so a request never waits for more than one segment of another
-request. Messages are functions: the disk thread runs the engine's between two pieces of work, and `post` runs its own
-on the engine thread. So all state but the counts belongs to one thread.
+The thread does one small piece of work at a time (`step`), so a request never waits for more than one segment of
+another request. Messages are functions. The disk thread runs the engine thread's messages between two pieces of work,
+and `post` makes the engine thread run the disk thread's. So only the disk thread changes the state in this module.
 """
 
 import threading
@@ -22,34 +22,34 @@ from runner.logs import Log
 
 log = Log(__name__)
 _SWEEP_S = 60.0
-_MOST_SWEEPS = 3  # for one segment: other processes may take the room
+_MOST_SWEEPS = 3  # sweeps to make room for one segment: another process may use the room first
 _BREATH_S = 0.001
 """The pause between two parts of a sweep, in which other threads run Python."""
-_READS = 8  # in a row, while a segment waits to be written
-_AHEAD = 2  # segments of one prompt that may be read before the trie has them
+_READS = 8  # the most reads in a row while a segment waits to be written
+_AHEAD = 2  # the segments of one prompt that may be read before the first of them is in the trie
 
 
 class Reading:
-    """A prompt to look for. Owner: the disk thread."""
+    """A prompt whose segments are being read. Owner: the disk thread."""
 
     def __init__(self, wanted: Wanted, take: Callable[[FoundSegment | None], None]) -> None:
-        """`take` is called on the engine thread with each segment, then with None."""
+        """The engine thread calls `take` with each segment, and with None after the last."""
         self.wanted = wanted
         self.take = take
         self.credit = _AHEAD
-        """The number of segments that may be read before the engine takes another one."""
+        """The number of segments that may be read before the engine has inserted another one."""
         self.dropped = False
-        """True if nobody waits for it any more."""
+        """True if no request waits for this reading any more."""
         self.found: Iterator[FoundSegment] | None = None
 
     @property
     def ready(self) -> bool:
-        """True if its next segment may be read, or its end reported."""
+        """True if the next segment may be read, or if the end can be reported."""
         return self.credit > 0 or self.dropped
 
 
 class DiskThread:
-    """Does everything that may wait for the disk. Any thread may call the public methods but `step`."""
+    """Does all work that may wait for the disk. Any thread may call the public methods, except `step`."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class DiskThread:
         self.store = store
         self.sweep = sweep
         self.fault = ""
-        """The error that ended the thread; empty while it runs."""
+        """The error that ended the thread. Empty while the thread runs."""
         self._files = files
         self._reader = reader
         self._post = post
         self._inbox = SimpleQueue[Callable[[], None]]()
         self._inbox.put(store.open)
         self._readings: deque[Reading] = deque()
-        self._reads = 0  # since a segment waits, or another piece of work was done
+        self._reads = 0  # the number of reads in a row while a segment waits to be written
         self._writes: deque[tuple[Segment, Callable[[bool], None]]] = deque()
         self._sweeping: Iterator[None] | None = None
         self._swept_s = float("-inf")
-        self._swept_bytes = -1  # of the store when the last sweep began
-        self._sweeps_for_room = 0  # since the last segment that found some
+        self._swept_bytes = -1  # the store's `written_bytes` when the last sweep began
+        self._sweeps_for_room = 0  # the number of sweeps for the segment that is to be written next
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="disk", daemon=True).start()
@@ -83,26 +83,27 @@ class DiskThread:
         self._inbox.put(partial(self._readings.append, reading))
 
     def taken(self, reading: Reading, buffer: memoryview | None = None) -> None:
-        """Records that the engine has taken a segment of a prompt. A later one is read into `buffer`, if it fits."""
+        """Records that the engine has inserted a segment of this reading. A later read may use `buffer`."""
         self._inbox.put(partial(self._credit, reading, buffer))
 
     def drop(self, reading: Reading) -> None:
-        """Ends a reading that nobody waits for any more."""
+        """Ends a reading for which no request waits any more."""
         self._inbox.put(partial(setattr, reading, "dropped", True))
 
     def write(self, segment: Segment, done: Callable[[bool], None]) -> None:
-        """Writes a segment. Its bytes must not change until `done` is called on the engine thread."""
+        """Queues a segment for writing. The engine thread then calls `done` with True if the segment is on disk. The
+        segment's bytes must not change before that."""
         self._inbox.put(partial(self._writes.append, (segment, done)))
 
     def touch(self, name: Name) -> None:
         self._inbox.put(partial(self.store.touch, name))
 
     def reject(self, name: Name, reason: str) -> None:
-        """Removes a segment that the layers cannot hold."""
+        """Queues the removal of a segment that the layers cannot hold."""
         self._inbox.put(partial(self.store.reject, name, reason))
 
     def step(self) -> bool:
-        """Does one piece of work; returns False if there is none. Raises only the errors of its own code."""
+        """Does one piece of work. Returns False if there is none. Any error that this raises is a fault of the code."""
         while not self._inbox.empty():
             self._inbox.get()()
         making_room = self._sweeping is not None and self._sweeps_for_room > 0
@@ -166,7 +167,7 @@ class DiskThread:
         self._post(partial(reading.take, found))
 
     def _sweep_in_s(self) -> float | None:
-        """Returns the seconds until the next sweep; None if nothing was written since the last one."""
+        """Returns the seconds until the next sweep is due, or None if nothing was written since the last sweep."""
         if self._swept_bytes == self.store.written_bytes:
             return None
         passed = self._files.now_s() - self._swept_s
@@ -180,7 +181,7 @@ class DiskThread:
                     continue
                 with suppress(Empty):
                     self._inbox.get(timeout=_BREATH_S if worked else self._sweep_in_s())()
-        except Exception as error:  # answers go on without the disk
+        except Exception as error:  # requests must continue without the disk
             log.exception("the disk cache is off")
             self.fault = f"{type(error).__name__}: {error}"
             for reading in self._readings:

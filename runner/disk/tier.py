@@ -1,4 +1,4 @@
-"""The disk cache as the engine sees it. Owner: the engine thread."""
+"""The disk cache, as the engine calls it. Owner: the engine thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ log = Log(__name__)
 
 
 class DiskTier:
-    """Restores before a request begins, and writes between slices. An error in its code switches it off, and answers
-    continue without it."""
+    """Restores segments before a request begins, and writes segments between slices. An error in the disk cache's code
+    switches the tier off, and requests continue without the disk."""
 
     name = "disk"
 
@@ -29,11 +29,11 @@ class DiskTier:
 
     @property
     def patience_s(self) -> float | None:
-        """The seconds that the engine may wait for a message; None without a limit."""
+        """The most seconds that the engine may wait for a message. None means no limit."""
         return self._restores.patience_s
 
     def add(self, request: Request) -> None:
-        """Queues a request, which waits in the queue while the disk is asked."""
+        """Queues a request. The request stays in the queue while the disk thread reads for it."""
         if not self._off:
             with self._guarded():
                 self._writer.resume()
@@ -41,11 +41,11 @@ class DiskTier:
         self._scheduler.add(request)
 
     def pending(self, *, idle: bool) -> bool:
-        """Returns True if `advance` has something to do. `idle` says that the engine has nothing else to compute."""
+        """Returns True if `advance` has something to do. Set `idle` if the engine has nothing else to compute."""
         return not self._off and (self._restores.pending or self._writer.pending(idle=idle))
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Takes one segment from the disk, or copies for a moment."""
+        """Handles one waiting request (`Restores.take_next`), or copies from the trie for a moment."""
         with self._guarded():
             if self._restores.take_next():
                 return
@@ -54,8 +54,8 @@ class DiskTier:
                 self._writer.write_some(idle=idle, interrupted=interrupted, answering=answering)
 
     def keep(self, receive: Callable[[], None]) -> None:
-        """Ends all requests, and writes everything that is not on disk yet. `receive` waits for a message and handles
-        it."""
+        """Ends all requests, and writes all tokens of the trie that are not on disk yet. `receive` waits for a message
+        to the engine thread and handles it."""
         with self._guarded():
             for generation in (*self._scheduler.prefilling, *self._scheduler.batches.generations):
                 generation.request.cancel()

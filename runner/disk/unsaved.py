@@ -1,4 +1,4 @@
-"""The next segment to write, and its copy out of the layers. Owner: the engine thread."""
+"""The next segment to write, and the copy of its bytes from the trie's snapshots. Owner: the engine thread."""
 
 from array import array
 from collections.abc import Callable
@@ -19,7 +19,8 @@ log = Log(__name__)
 
 
 class Source(NamedTuple):
-    """A record to copy from a snapshot, while the node holds it and its `live` has not changed."""
+    """A record, and the snapshot from which it is copied. The copy fails once the node holds another snapshot, or the
+    snapshot's `live` differs from this one."""
 
     snapshot: Snapshot
     live: bool
@@ -27,15 +28,13 @@ class Source(NamedTuple):
 
 
 class SegmentCopy:
-    """A segment that is copied, a piece at a time.
-
-    Slices of requests may come between two pieces. A copied piece stays right whatever happens to the layers: it
-    belongs to the same tokens while the node holds the same snapshot."""
+    """A copy of a segment, made a piece at a time. Slices of requests may run between two pieces: copied bytes stay
+    right for the segment's tokens as long as the node holds the same snapshots."""
 
     def __init__(
         self, node: Node, facts: SegmentFacts, sources: list[Source], tokens: Tokens, buffer: mmap, *, on_device: bool
     ) -> None:
-        """`buffer` holds at least the bytes of the segment."""
+        """`buffer` must be at least as large as the segment."""
         self.node = node
         self.facts = facts
         self.buffer = buffer
@@ -45,15 +44,15 @@ class SegmentCopy:
         self._at = 4 * facts.tokens
         self.data[: self._at] = tokens.tobytes()
         self._done = 0
-        self._copied = 0  # tokens of the present layer or, of a state, bytes
+        self._copied = 0  # the copied tokens of the present record or, for a state, the copied bytes
 
     @property
     def segment(self) -> Segment | None:
-        """The segment once it is copied completely; None before."""
+        """The segment, or None until it is copied completely."""
         return Segment(self.facts, self.data) if self._done == len(self._sources) else None
 
     def copy_next(self) -> bool:
-        """Copies the next piece of a layer. Returns False if the piece is gone: then drop the copy."""
+        """Copies the next piece. Returns False if a snapshot has changed. The whole copy is useless then."""
         snapshot, live, record = self._sources[self._done]
         slots = self.node.slots
         if record.slot >= len(slots) or slots[record.slot] is not snapshot or snapshot.live != live:
@@ -68,7 +67,7 @@ class SegmentCopy:
         return True
 
     def _advance_tokens(self, snapshot: Snapshot, record: Record) -> int | None:
-        """Copies some tokens of a layer. Returns the number of its tokens; None if it has changed."""
+        """Copies some tokens of a record. Returns the number of the record's tokens, or None if its arrays changed."""
         start, tensors = record.start, record.tensors
         count = self.facts.name.stop - start
         first = self._copied
@@ -86,7 +85,7 @@ class SegmentCopy:
         return count
 
     def _advance_state(self, snapshot: Snapshot, record: Record) -> int | None:
-        """Copies some bytes of a state. Returns the number of its bytes; None if it has changed."""
+        """Copies some bytes of a state. Returns the number of the state's bytes, or None if the state has changed."""
         found, content = parts(snapshot, record.start, self.facts.name.stop)
         shapes = [(each.dtype, each.shape) for each in record.tensors]
         if content != record.content or [(part.dtype, part.shape) for part in found] != shapes:
@@ -108,8 +107,8 @@ _ENTRY_BYTES = 32 << 20
 
 
 class UnsavedSegments:
-    """Finds the next segment that the trie holds and the disk does not, from the root, and counts the segments that are
-    on their way to the disk."""
+    """Finds the next segment that the trie holds and the disk lacks, nodes near the root first. Keeps the list of
+    segments that are on their way to the disk."""
 
     def __init__(
         self,
@@ -123,8 +122,8 @@ class UnsavedSegments:
         on_device: bool = False,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Calls `touch` with segments that are on disk already. `on_device` is as for `copy_tokens`. The disk may hold
-        `most_bytes`; no segment takes more than half of that."""
+        """Calls `touch` with segments that are on disk already. `on_device` is as for `copy_tokens`. `most_bytes` is
+        the bound of the disk cache. A segment has at most half of that, or half of MOST_BYTES."""
         self._cache = cache
         self._index = index
         self._namespace = namespace
@@ -134,17 +133,17 @@ class UnsavedSegments:
         self._on_device = on_device
         self._most_bytes = min(MOST_BYTES, most_bytes) // 2
         self.least = _LEAST_TOKENS
-        """The fewest tokens of a conversation that is worth a file."""
+        """The fewest tokens of a conversation that is written."""
         self.refused = ""
-        """The content of a layer that no file can hold. If there is any, nothing is written."""
+        """The type of a layer's value that no file can hold. Unless it is empty, nothing is written."""
         self.sent: list[SegmentCopy] = []
-        """The copies on their way to the disk. They count as stored."""
-        self._unsure = False  # True if tokens that count as stored may be neither on disk nor on their way
-        self._held: set[tuple[Node, str]] = set()  # tails and states that are on disk, or too large for it
-        self._done: dict[Node, int] = {}  # nodes that are written completely, and their last use
+        """The copies on their way to the disk. Their tokens count as stored."""
+        self._unsure = False  # True after a failed write: tokens that count as stored may be lost
+        self._held: set[tuple[Node, str]] = set()  # node and kind of tails and states on disk, or too large for it
+        self._done: dict[Node, int] = {}  # completely written node -> the node's `used` at that time
         self._seen: tuple[int, bool] | None = None  # the trie's clock, and `idle`, at the last scan
-        self._waiting: list[tuple[str, Node]] = []  # salt and node; the next one is the last
-        self._buffers: list[mmap] = []  # to use again: new pages cost several times the copy
+        self._waiting: list[tuple[str, Node]] = []  # (salt, node) of nodes to look at, the last one first
+        self._buffers: list[mmap] = []  # kept for later copies: new memory pages take longer than the copy
         self._points: tuple[Node, int, PrefixDigests] | None = None
 
     def pending(self, *, idle: bool) -> bool:
@@ -152,8 +151,7 @@ class UnsavedSegments:
         return not self.refused and (self._seen != (self._cache.trie.now, idle) or bool(self._waiting))
 
     def next_copy(self, *, idle: bool = True) -> SegmentCopy | None:
-        """Returns the next segment to copy; None if there is none now. States and tails that are live in layers wait
-        until the engine is `idle`."""
+        """Returns the next segment to copy, if there is one. Unless `idle`, skips states and tails that are live."""
         mark = self._cache.trie.now, idle
         if self._seen != mark:
             self._seen = mark
@@ -168,26 +166,26 @@ class UnsavedSegments:
                 self._done[node] = node.used
             except SerializeError as error:
                 self.refused = str(error)
-                log.warning("this model is not kept on disk", why=f"a layer holds {self.refused}")
+                log.warning("the disk cache cannot keep prompts of this model", why=f"a layer holds {self.refused}")
             if copy is not None:
                 return copy
             self._waiting.pop()
         return None
 
     def send(self, copy: SegmentCopy) -> None:
-        """Records that a segment is copied completely and on its way to the disk."""
+        """Records that a segment is on its way to the disk. The copy must be complete."""
         self.sent.append(copy)
         name = copy.facts.name
         if name.kind != ENTRIES:
             self._held.add((copy.node, name.kind))
             return
-        for node in copy.node.path()[1:]:  # it may have been split
+        for node in copy.node.path()[1:]:  # the node may have been split since the copy began
             if node.start + node.stored >= name.start and node.end > name.start:
                 node.stored = max(node.stored, min(name.stop, node.end) - node.start)
 
     def end(self, copy: SegmentCopy, *, written: bool) -> None:
-        """Takes back the buffer of a copy that is on disk (`written`), or was dropped. After a sent copy that was not
-        written, everything that counts as stored is compared with the index again."""
+        """Ends a copy, whose buffer is free again. `written` says that the segment is on disk. If writing failed,
+        compares all tokens that count as stored with the index again, at the next scan."""
         self._buffers.append(copy.buffer)
         sent = copy in self.sent
         if sent:
@@ -197,13 +195,13 @@ class UnsavedSegments:
             self._unsure = self._unsure or sent
 
     def pending_tokens(self) -> int:
-        """Returns the tokens in the trie that are not on disk."""
+        """Returns the number of tokens in the trie that are not on disk."""
         nodes = self._cache.trie.nodes()
         sent = sum(copy.facts.tokens for copy in self.sent)
         return sent + sum(len(node.tokens) - node.stored * (not self._unsure) for node in nodes)
 
     def _scan(self) -> list[tuple[str, Node]]:
-        """Returns the nodes to look at, from the last to the first: children stand before their parents."""
+        """Returns the salt and node of all nodes to look at, parents after their children."""
         found = list[tuple[str, Node]]()
         for salt, root in self._cache.trie.roots.items():
             waiting = [*root.children.values()]
@@ -227,7 +225,7 @@ class UnsavedSegments:
         return [each for each in reversed(found) if each[1] in long and self._done.get(each[1]) != each[1].used]
 
     def _slots(self, node: Node, kind: str) -> list[tuple[int, Snapshot]]:
-        """Returns the snapshots of a kind in a node; none if a layer of this kind lacks one."""
+        """Returns (slot, snapshot) for a node's layers of this kind. Empty if one of these layers has no snapshot."""
         wanted = [slot for slot, state in self._cache.sequences.kept.used if kind_of(state) == kind]
         held = [(slot, node.slots[slot]) for slot in wanted if slot < len(node.slots)]
         found = [(slot, snapshot) for slot, snapshot in held if snapshot is not None]
@@ -254,14 +252,14 @@ class UnsavedSegments:
             elif idle or not any(snapshot.live for _, snapshot in held):
                 return self._copy_of(node, points, kind, min(snapshot.start for _, snapshot in held), node.end)
             else:
-                return None  # later
+                return None  # until the engine is idle
         self._done[node] = node.used
         if not has_entries:
             node.stored = len(node.tokens)
         return None
 
     def _skip_stored(self, node: Node, points: PrefixDigests) -> None:
-        """Marks the tokens of a node that are on disk already."""
+        """Counts as stored the tokens of a node that are on disk already."""
         while node.stored < len(node.tokens):
             at = node.start + node.stored
             found = [each for each in self._index.after(points.at(at)) if each.stop <= node.end]
@@ -294,7 +292,7 @@ class UnsavedSegments:
         return SegmentCopy(node, facts, sources, tokens, self._buffer(sum(facts.sizes)), on_device=self._on_device)
 
     def _buffer(self, nbytes: int) -> mmap:
-        """Returns a buffer. The system makes its pages while they are written; all at once would be a pause."""
+        """Returns a used buffer that is large enough, or a new one, whose memory the system provides piece by piece."""
         buffer = self._buffers.pop() if self._buffers else None
         return buffer if buffer is not None and len(buffer) >= nbytes else mmap(-1, max(1, nbytes))
 
@@ -304,8 +302,8 @@ class UnsavedSegments:
         return self._points[2]
 
     def _tokens(self, tokens: Tokens) -> tuple[Tokens, tuple[str, ...]]:
-        """Returns the tokens, with the names of pictures replaced by their places in the list of digests, and that
-        list."""
+        """Returns the tokens with -1 - k for the k-th picture, as in a file, and the digests of the pictures. Raises
+        UnknownMediaError."""
         places = {name: place for place, name in enumerate(dict.fromkeys(token for token in tokens if token < 0))}
         digests = list[str]()
         for name in places:

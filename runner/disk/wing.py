@@ -1,4 +1,4 @@
-"""The wing: makes the disk tier of an engine, and describes the directory for `mlx-runner check`."""
+"""Makes the disk tier of an engine, and lists the contents of the directory for `mlx-runner check`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,12 +28,12 @@ log = Log(__name__)
 _MOST_ABOUT_BYTES = 1 << 20
 _MOST_AGE_S = 30 * 86_400.0
 _MOST_WRITTEN = 100 << 30
-"""Bytes a day: a disk that lasts for 600 TB lasts 15 years."""
-_KNOWN_TOKENS = 64  # the prompt tokens that must be computed before their speed is trusted
+"""The most bytes that are written in a day. A disk that endures 600 TB of writes then lasts 15 years."""
+_KNOWN_TOKENS = 64  # the prompt tokens that must be computed before the measured speed is used
 
 
 class DiskWing(Wing):
-    """Adds the disk tier to an engine with `--disk-cache`."""
+    """Adds a disk tier to an engine with `--disk-cache`."""
 
     name = "disk"
 
@@ -42,7 +42,7 @@ class DiskWing(Wing):
         return {} if settings.disk_cache is None else {"disk": disk_facts(settings.disk_cache)}
 
     def join(self, parts: Parts) -> None:
-        """Starts the disk thread. If there can be no tier, logs why."""
+        """Makes the tier and starts the disk thread, or logs the reason why there is no tier."""
         parts.disk = tier = _open_tier(parts)
         if tier is not None:
             parts.beside.append(tier)
@@ -111,7 +111,7 @@ def _open_tier(parts: Parts) -> DiskTier | None:
 
 
 class KeptModel(msgspec.Struct, frozen=True):
-    """A model whose conversations are kept. Other weights, versions or types make another model."""
+    """A model's folder in the directory. A model has several folders if its weights, types or versions differ."""
 
     name: str
     folder: str
@@ -120,7 +120,7 @@ class KeptModel(msgspec.Struct, frozen=True):
 
 
 class DiskFacts(Facts, frozen=True, kw_only=True):
-    """The directory of the disk cache, the largest model first."""
+    """The models in the directory of the disk cache, the largest folder first."""
 
     directory: str
     models: list[KeptModel]
@@ -135,7 +135,7 @@ class DiskFacts(Facts, frozen=True, kw_only=True):
 
 
 def disk_facts(directory: Path) -> DiskFacts:
-    """Lists the models of a directory, but for unreadable folders."""
+    """Returns the models in a directory. Leaves out folders that cannot be read."""
     models = []
     try:
         folders = [name for name in Files().names(directory) if format_of(name) is not None]
@@ -145,7 +145,7 @@ def disk_facts(directory: Path) -> DiskFacts:
         try:
             sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
             if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
-                continue  # missing from the plain files it may be a pipe, which would never end
+                continue  # too large, or no plain file: reading a pipe would never end
             about = json_files.parse((directory / folder / "about.json").read_bytes())
         except (OSError, ValueError):
             continue

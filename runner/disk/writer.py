@@ -1,4 +1,4 @@
-"""Decides when to copy from the trie to the disk. Owner: the engine thread."""
+"""Decides when to copy segments from the trie for the disk. Owner: the engine thread."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -10,24 +10,25 @@ from runner.disk.thread import DiskThread
 from runner.disk.unsaved import SegmentCopy, UnsavedSegments
 
 _ANSWERING_S, _READING_S = 0.001, 0.1
-"""The most time that copies may delay answers and prompts, but for the last piece."""
+"""The most seconds for copies between two slices, while answers are generated, and while only prompts are computed. The
+last piece may exceed them."""
 _SHARE = 0.01
-"""The share of copies in the time that requests compute."""
+"""The time for copies while requests are computed, as a share of the time of the slices."""
 _AT_ONCE, _AT_ONCE_BYTES = 16, 64 << 20
-"""The most segments, and bytes of them, on their way to the disk. One slice may make as many."""
+"""Copying waits while this many segments, or segments of this many bytes, are on their way to the disk."""
 _STEP_TOKENS = 256
-"""A running request enters the trie in steps of this many tokens, since its host may end the process with the last
-token."""
+"""A running request's tokens enter the trie in steps of this many, since a host may kill the process right after the
+last token of an answer."""
 
 
 class Writer:
-    """Writes the trie to the disk, from the roots, whenever there is time."""
+    """Copies segments from the trie and sends them to the disk thread, whenever there is time."""
 
     def __init__(
         self, cache: TrieCache, disk: DiskThread, unsaved: UnsavedSegments, clock: Callable[[], float] = perf_counter
     ) -> None:
         self.seconds = 0.0
-        """The engine's time for copies."""
+        """The seconds that the engine thread has spent on copies."""
         self.unsaved = unsaved
         self._cache = cache
         self._disk = disk
@@ -37,7 +38,7 @@ class Writer:
         self._credit_s = 0.0
 
     def pending(self, *, idle: bool) -> bool:
-        """Returns True if there is something to copy now."""
+        """Returns True if `write_some` has something to do now."""
         sent = self.unsaved.sent
         if len(sent) >= _AT_ONCE or sum(len(copy.data) for copy in sent) >= _AT_ONCE_BYTES:
             return False
@@ -53,12 +54,12 @@ class Writer:
         return bool(self.unsaved.sent) and not self._disk.fault
 
     def resume(self) -> None:
-        """Records that the engine computes again. Copies get no share of the time until now."""
+        """Restarts the clock of the share of copies, so that idle time before a request earns no time for copies."""
         self._ended_s = self._clock()
 
     def write_some(self, *, idle: bool, interrupted: Callable[[], bool], answering: bool = True) -> None:
-        """Copies for a moment or, while the engine is `idle`, at least one piece and then until `interrupted`.
-        `answering` says that this delays the tokens of answers."""
+        """Copies as long as the share of copies allows. While the engine is `idle`, copies at least one piece and goes
+        on until `interrupted`, for a second at most. Set `answering` if answers wait meanwhile."""
         began_s = self._clock()
         if not idle:
             most_s = _ANSWERING_S if answering else _READING_S
@@ -75,7 +76,7 @@ class Writer:
             self._credit_s -= self._ended_s - began_s
 
     def _copy(self, *, idle: bool) -> bool:
-        """Copies the next piece. Returns False if there is none."""
+        """Starts the next copy, or copies the next piece. Returns False if there is nothing to copy."""
         if not self.pending(idle=idle):
             return False
         copy = self._copying
@@ -92,15 +93,15 @@ class Writer:
         return True
 
     def _extend(self) -> None:
-        """Puts the computed tokens of running requests into the trie, which else has them at their ends. Layers that
-        are not sliceable have nodes wherever they can stand."""
+        """Puts the computed tokens of running requests into the trie, which otherwise gets them when a request ends.
+        Does so only for sliceable layers: other layers get nodes while they compute."""
         for session in self._cache.sequences.sharing:
             if _extensible(session):
                 former = session.node
                 ahead = min(session.position, len(session.recorded)) - former.end
                 self._cache.advance_to(session, former.end + ahead // _STEP_TOKENS * _STEP_TOKENS)
                 if former is not self._cache.sequences.end and _is_whole(session, former):
-                    self._cache.trie.merge(former)  # every forward looks at each live snapshot of its layers
+                    self._cache.trie.merge(former)  # since every forward visits all live snapshots of its layers
 
 
 def _extensible(session: TrieSession) -> bool:
@@ -113,8 +114,8 @@ def _extensible(session: TrieSession) -> bool:
 
 
 def _is_whole(session: TrieSession, former: Node) -> bool:
-    """Returns True if a node and its child, where a session stands, can be joined without a copy, since the layers of
-    the session hold both."""
+    """Returns True if the node `former` and its child, where the session stands, can be joined without a copy: the
+    session's layers hold the snapshots of both."""
     node = session.node
     return (
         former.parent is not None

@@ -1,14 +1,14 @@
-"""Embeddings: texts and their media to vectors, for a model that makes these and no text.
+"""Embeddings: turns texts and their media into vectors, with a model that makes embeddings and no text.
 
-Texts share no prefix in a cache, since each token sees the tokens on both sides. Hosts send every text in a request of
-its own; texts that wait at the same time are computed in one forward, the shorter ones padded.
+Texts cannot share a prefix in a cache, since each token sees the tokens on both sides. Hosts send every text in a
+separate request. Texts that wait at the same time are computed in one forward, with padding after shorter texts.
 
-    wing.py        joins an engine whose model is an encoder; the facts for `mlx-runner check`
+    wing.py        adds the embedder and the endpoints to an engine; makes the facts for `mlx-runner check`
     endpoint.py    POST /v1/embeddings: checks a body, and answers it
-    embedder.py    the texts that wait, and their forwards, one piece between two looks into the engine's mailbox
-    decisions/     POST /v1/score of models that decide: texts with questions, and forwards that end in scores
+    embedder.py    the texts that wait, and forwards over them, one piece between two looks into the engine's mailbox
+    decisions/     POST /v1/score for models that decide: texts with questions, and forwards that return scores
     modules/       the encoders that mlx-lm lacks
 
-The engine sees two ports (`runner/engine/ports.py`): `Beside`, the embedder, and `EncoderUse`, the endpoints. The
-server reads bodies, decodes media and writes answers for them. The engine thread owns everything but the endpoints.
+The embedder and the endpoints implement two ports of `runner/engine/ports.py`: `Beside` and `EncoderUse`. The server
+reads bodies, decodes media and writes answers. The engine thread owns all objects but the endpoints.
 """

@@ -1,4 +1,4 @@
-"""Texts that wait for their embeddings, and the forwards over them. Owner: the engine thread."""
+"""Computes the embeddings of waiting texts, several texts in a forward. Owner: the engine thread."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -22,71 +22,70 @@ log = Log(__name__)
 
 _MOST_TOGETHER = 4096
 _CHUNKS_TOGETHER = 8
-"""The most chunks of a prompt in a forward over several texts, including padding: larger products are hardly quicker,
-and other texts wait for them."""
+"""The most tokens of a forward over several texts, padding included, in chunks of a prompt. A larger forward would be
+hardly faster for each token, and other texts would wait longer."""
 _LEAST_FILLED = 0.5
-"""The least part of a forward over several texts that is not padding."""
+"""The least share of tokens that are not padding in a forward over several texts."""
 
 
 class EmbeddingSizes(NamedTuple):
-    """The sizes of a model's embeddings, and of the memory that computing them takes."""
+    """The sizes of a model's embeddings, and the memory that a forward needs."""
 
     full: int
-    """The numbers of an embedding."""
+    """The number of values in an embedding."""
     listed: tuple[int, ...]
-    """The sizes to which an embedding may be cut; empty if the model names none."""
+    """The sizes to which an embedding may be cut. Empty if the model lists none."""
     towers: frozenset[str]
     """The kinds of media, `image` and `audio`, for which the model has a tower."""
     token_bytes: int
-    """The memory that computing takes for each token of a text."""
+    """The bytes of memory that a forward needs for each token."""
     least_bytes: int
-    """The memory that computing takes for any text."""
+    """The bytes of memory that a forward needs besides those for its tokens."""
 
 
 @dataclass(eq=False)
 class TextToEmbed:
-    """A text as tokens, including those that begin and end it."""
+    """A text as tokens, with the tokens that begin and end every text."""
 
     tokens: list[int]
     shown: ShownPrompt | None = None
-    """The same text, with its media."""
+    """The text with its media. None for a text without media."""
     asked: object = None
-    """The question about the text, in the form of a model that decides; None for an embedding."""
+    """The questions about the text, `Marks` or `Spans`, for a model that decides. None for an embedding."""
     features: list[tuple[int, int, mx.array]] = field(default_factory=list)
-    """Start, stop and features [stop - start, D] of each of its media, between their encoding and the forward."""
+    """Start, stop and features [stop - start, D] of each medium, kept from its encoding until the forward begins."""
     found: "Future[list[float]]" = field(default_factory=Future)
-    """The embedding, or the scores of the options; a RequestError if they cannot be computed. The client cancels it
-    when it leaves."""
+    """The embedding or the options' scores, or a RequestError. The endpoint cancels this if the client leaves."""
 
 
 class EncoderPiece(NamedTuple):
-    """A part of a forward that is built, not computed."""
+    """A part of a forward, whose arrays are not evaluated yet."""
 
     arrays: list[mx.array]
-    """All arrays that later pieces need; in the last piece, only the embeddings [B, D]."""
+    """All arrays that later pieces need. In the last piece, one array: the embeddings [B, D] or scores."""
     token_layers: float
-    """The work in tokens times layers; attention to many keys counts as more. 0 for the last piece."""
+    """The work of the piece in tokens times layers. Attention to many keys counts as more. 0 for the last piece."""
 
 
 class TextEncoder(Protocol):
-    """A model that makes embeddings, or scores."""
+    """A model that computes embeddings or scores."""
 
     @property
     def layers(self) -> Sequence[object]: ...
 
     def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[EncoderPiece]:
-        """Builds a forward over tokens [B, L], each row padded after its own length. Yields it in pieces.
+        """Builds a forward over tokens [B, L] and yields it in pieces. Row b has padding after `lengths[b]` tokens.
 
-        `media` are features in the places of tokens: row, start, stop, features; for a model that decides, the question
-        about each row.
+        `media` are (row, start, stop, features), where features replace the embeddings of tokens. A model that decides
+        gets the questions about each row instead (`TextToEmbed.asked`).
         """
 
 
 def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
-    """Returns the indices of the texts to compute together, among texts of these lengths that wait in this order.
+    """Returns the indices of texts to compute in one forward, among waiting texts of these lengths (oldest first).
 
-    Takes the first text and others of similar length. Padded to the longest they have at most `most_tokens` tokens, at
-    most half of them padding.
+    Chooses the first text and texts of similar length. All padded to the longest, they have at most `most_tokens`
+    tokens, and at most half of these are padding.
     """
     chosen, longest, filled = [0], lengths[0], lengths[0]
     others = sorted(range(1, len(lengths)), key=lambda index: (abs(lengths[index] - lengths[0]), index))
@@ -101,17 +100,17 @@ def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
 
 
 class _Showing:
-    """A text whose media are being encoded, one after the other."""
+    """A text whose media are being encoded, one item at a time."""
 
     def __init__(self, text: TextToEmbed, media: PromptMedia) -> None:
         self.text = text
         self.media = media
         self._position = 0
-        self._encodes = False  # True between two pieces of the item at the position
+        self._encodes = False  # True while some pieces of the item at `_position` are computed and some are not
 
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
-        """Computes a piece of the next item. Returns True when the text has the features of all items. Raises as
-        `PromptMedia.encode_piece` does."""
+        """Computes a piece of the next item. Returns True once the text has the features of all items. Raises the
+        errors of `PromptMedia.encode_piece`."""
         length = len(self.text.tokens)
         while self._position < length:
             at = self._position
@@ -132,7 +131,7 @@ class _Forward:
     """One forward over some texts, in pieces."""
 
     def __init__(self, encoder: TextEncoder, texts: Sequence[TextToEmbed]) -> None:
-        """Takes the features from the texts."""
+        """Moves the features out of the texts."""
         self.texts = texts
         lengths = [len(text.tokens) for text in texts]
         longest = max(lengths)
@@ -140,19 +139,19 @@ class _Forward:
         media = [(row, *each) for row, text in enumerate(texts) for each in text.features]
         tokens = [text.tokens + [0] * (longest - len(text.tokens)) for text in texts]
         for row, start, stop, _ in media:
-            tokens[row][start:stop] = [0] * (stop - start)  # soft tokens may lie beyond the table
+            tokens[row][start:stop] = [0] * (stop - start)  # the embedding table may have no rows for soft tokens
             texts[row].features = []
         asked = [text.asked for text in texts if text.asked is not None]
         self._pieces = encoder.encode(mx.array(tokens), lengths, asked or media)
 
     @property
     def left(self) -> bool:
-        """True if all clients have left."""
+        """True if the clients of all texts have left."""
         return all(text.found.cancelled() for text in self.texts)
 
     def compute(self, token_layers: float) -> list[list[float]] | None:
-        """Computes the next pieces, about as much work as `token_layers`. Returns the embeddings after the last piece,
-        else None."""
+        """Computes pieces until their work reaches `token_layers`. Returns the embeddings after the last piece, else
+        None."""
         built: list[mx.array] = []
         last: EncoderPiece | None = None
         while token_layers > 0 and (piece := next(self._pieces, None)) is not None:
@@ -167,10 +166,10 @@ class _Forward:
 
 
 class TextEmbedder:
-    """Computes the embeddings of texts; texts that wait at the same time are computed together.
+    """Computes the embeddings of texts. Texts that wait at the same time are computed in one forward.
 
-    A text longer than `_together` tokens is computed alone, and other texts take turns with it, piece by piece. A piece
-    is as much work as a slice of a prompt.
+    A text longer than `_together` tokens has a forward of its own. That forward alternates with the forward of other
+    texts after each piece. A piece is as much work as a slice of a prompt.
     """
 
     name = "embed"
@@ -185,8 +184,8 @@ class TextEmbedder:
         *,
         together: bool = True,
     ) -> None:
-        """`room_bytes` is the budget without the weights. `show` begins the encoding of a text's media. Without
-        `together` every text has a forward of its own."""
+        """`room_bytes` is the budget without the weights. `show` returns the encoder of a text's media. Unless
+        `together`, every text has a forward of its own."""
         self.sizes = sizes
         self._encoder = encoder
         self._room_bytes = room_bytes
@@ -198,12 +197,11 @@ class TextEmbedder:
         self._shows_next = True
         self._waiting: list[TextToEmbed] = []
         self._running: list[_Forward] = []
-        """At most one forward over several texts and one over a long text. The first computes the next piece."""
+        """At most one forward over several texts, and one over a long text. The next piece is of the first forward."""
         self._counts = EmbeddingCounts()
 
     def refusal(self, tokens: int) -> str:
-        """Returns the reason why a text of this many tokens cannot be computed, or an empty text. Any thread may call
-        this."""
+        """Returns the reason why this many tokens need too much memory, or an empty text. Any thread may call this."""
         needed = self.sizes.least_bytes + tokens * self.sizes.token_bytes
         if needed <= self._room_bytes:
             return ""
@@ -224,7 +222,7 @@ class TextEmbedder:
         return bool(self._waiting or self._running or any(each.media.ready for each in self._showing))
 
     def advance(self, **_: object) -> None:
-        """Computes one piece of a forward, or of a medium. An error ends only the texts of that forward."""
+        """Computes one piece of a forward, or of a medium. An error fails only the texts of that forward or medium."""
         for each in self._showing:
             if each.text.found.cancelled():
                 each.media.close()
@@ -255,7 +253,7 @@ class TextEmbedder:
         self._counts.seconds += perf_counter() - started
 
     def _show_piece(self, showing: _Showing) -> None:
-        """Computes a piece of a text's media. After the last piece the text waits for a forward."""
+        """Computes a piece of a text's media. After the last piece, queues the text for a forward."""
         try:
             done = showing.encode_piece(self._make_room)
         except Exception as error:
@@ -279,14 +277,14 @@ class TextEmbedder:
             )
 
     def counts(self) -> EmbeddingCounts:
-        """Returns the numbers so far."""
+        """Returns the counts so far. The object changes with later calls."""
         self._counts.waiting = (
             len(self._waiting) + len(self._showing) + sum(len(forward.texts) for forward in self._running)
         )
         return self._counts
 
     def warm_up(self, text: TextToEmbed) -> None:
-        """Computes a short text. Raises ComputeError if the model cannot compute."""
+        """Computes `text` once, before the first request. Raises ComputeError if the model raises an error."""
         try:
             found = _Forward(self._encoder, [text]).compute(float("inf"))
         except Exception as error:
@@ -296,7 +294,7 @@ class TextEmbedder:
             log.warning("texts may fail", why=NO_NUMBERS)
 
     def _begin(self) -> None:
-        """Begins a forward over several texts, and one over a long text, unless one of its kind runs."""
+        """Begins a forward over several texts, and one over a long text, unless a forward of that kind is running."""
         for alone in (False, True):
             if any((forward.padded > self._together) == alone for forward in self._running):
                 continue
@@ -328,7 +326,7 @@ class TextEmbedder:
 
 
 def _are_numbers(values: Sequence[float]) -> bool:
-    """Returns False if any value is NaN or infinite, since then the sum is."""
+    """Returns False if any value is NaN or infinite, since then the sum of the values is, too."""
     return isfinite(sum(values))
 
 

@@ -1,6 +1,6 @@
 """`POST /v1/embeddings`: the embedding of one text with its media, in one JSON object.
 
-Checks come in the order of Ollama's runner (docs/internals/wire.md, 12).
+The checks have the same order as in Ollama's runner (docs/internals/wire.md, 12).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _TOWERS = {
 
 @dataclass(frozen=True)
 class EmbeddingsEndpoint:
-    """Checks bodies, and answers them with embeddings from the engine."""
+    """The endpoint `/v1/embeddings`. Sends a text to the engine's embedder, and answers with the embedding."""
 
     embedder: TextEmbedder
     tokenizer: Tokenizer
@@ -42,7 +42,7 @@ class EmbeddingsEndpoint:
         return EncoderUse("embeddings, by POST /v1/embeddings", endpoints, self.embedder.sizes.listed)
 
     def check(self, body: Sequence[bytes]) -> Steps[CheckedBody]:
-        """Checks a body and tokenizes its text. Raises RequestError in the words that hosts know."""
+        """Checks a body and tokenizes the text in it. Raises RequestError in the words that hosts know."""
         tokenizer, limits, sizes = self.tokenizer, self.limits, self.embedder.sizes
         wanted = decode_embeddings(b"".join(body))
         if not wanted.content and not wanted.media:
@@ -73,7 +73,7 @@ class EmbeddingsEndpoint:
 
 
 def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
-    """Returns the first `dimensions` numbers of an embedding, scaled to length 1, or all of them for 0."""
+    """Returns the first `dimensions` numbers of an embedding, scaled to length 1. Returns all numbers if it is 0."""
     if not dimensions:
         return embedding
     kept = embedding[:dimensions]
@@ -82,7 +82,7 @@ def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
 
 
 def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
-    """Returns the size to which an embedding is cut; 0 for its full size. Raises RequestError."""
+    """Returns the size to which the embedding is to be cut, or 0 for the full size. Raises RequestError."""
     if wanted <= 0:
         return 0
     if sizes.listed and wanted not in sizes.listed:
@@ -94,7 +94,7 @@ def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
 
 
 def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
-    """Returns the media, numbered from 0. Raises RequestError for unknown data, or a medium without a tower."""
+    """Returns the media, with ids from 0. Raises RequestError for an unknown format, or a kind without a tower."""
     try:
         found = [decode_media(index, coded) for index, coded in enumerate(wanted.media)]
     except BadRequestError as error:
@@ -111,8 +111,8 @@ def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
 
 
 def _tokens(text: str, tokenizer: Tokenizer, most: int) -> Generator[None, None, list[int]]:
-    """Returns the tokens of a text between the tokens that begin and end a text, even if prompts have none. Yields
-    after each part of a long text. Raises RequestError for too many tokens."""
+    """Returns the tokens of a text between the tokens that begin and end a text, even for a model whose prompts lack
+    those. Yields after each part of a long text. Raises RequestError for more than `most` tokens."""
     first = [tokenizer.bos] if tokenizer.bos is not None else []
     last = [tokenizer.end] if tokenizer.end is not None else []
     tokens = yield from tokenizer.encode_within(text, most)

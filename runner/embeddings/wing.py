@@ -1,4 +1,4 @@
-"""The embeddings of an engine whose model is an encoder."""
+"""Adds the embedder and its endpoints to an engine whose model makes embeddings or decides."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from runner.embeddings.decisions.laya import Laya
 
 _USUAL = {768: (128, 256, 512, 768)}
-"""The size of an embedding -> the sizes to which it may be cut, if config.json has none."""
+"""Size of an embedding -> sizes to which it may be cut, if config.json lists none."""
 _NUMBER_BYTES = 4
 _TRIED = (3, 40, 17)
-"""The lengths of the texts of a trial."""
+"""The lengths of the texts of a trial, in tokens."""
 _ALIKE = 0.999
-"""The least cosine that rounding in 16 bits explains."""
+"""The least cosine of two equal embeddings that were rounded differently in 16 bits."""
 _SCORE_BYTES = 256 << 20
-"""The scores of a block of queries, and the arrays computed from them."""
+"""The memory for the attention scores of a block of queries, and for the arrays computed from them."""
 
 
 class EmbeddingFacts(Facts, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
     dimensions: list[int]
     """The sizes to which an embedding may be cut."""
     together: str | None = None
-    """With `--verify`: the fault of texts that are computed together on this device, or an empty text."""
+    """The fault of texts that are computed in one forward on this device, or an empty text. None without `--verify`."""
 
     @property
     def is_fault(self) -> bool:
@@ -56,8 +56,8 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
 
 
 def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
-    """Returns the fault of texts of several lengths that are computed in one forward, or an empty text if each equals
-    the text computed alone. Raises the model's errors."""
+    """Computes texts of several lengths in one forward and each alone. Returns a fault if the embeddings differ, else
+    an empty text. Raises the model's errors."""
     texts = [[(7 * at + length) % vocab_size for at in range(length)] for length in _TRIED]
     rows = mx.array([text + [0] * (max(_TRIED) - len(text)) for text in texts])
     *_, last = encoder.encode(rows, _TRIED)
@@ -96,7 +96,7 @@ def sizes_of(model: OpenedModel) -> EmbeddingSizes:
 
 
 class DecisionFacts(Facts, frozen=True, kw_only=True):
-    """The use of a model that decides."""
+    """The report's line about embeddings for a model that decides."""
 
     @property
     def text(self) -> str:
@@ -104,7 +104,7 @@ class DecisionFacts(Facts, frozen=True, kw_only=True):
 
 
 class EmbeddingsWing(Wing):
-    """Embeddings or decisions, for a model that makes either."""
+    """Serves embeddings or decisions, if the model makes them."""
 
     name = "embeddings"
 
@@ -116,7 +116,7 @@ class EmbeddingsWing(Wing):
         sizes, together = sizes_of(found.model), None
         if settings.verify:
             if device() == "cpu":
-                mx.disable_compile()  # as serving does
+                mx.disable_compile()  # serving does so, too
             loaded = load(found.model, settings.dtype, found.budget_bytes)
             refuse_infinite(loaded.module)
             together = fault_together(cast("TextEncoder", loaded.module), found.model.vocab_size)
@@ -146,7 +146,7 @@ class EmbeddingsWing(Wing):
 
 
 def _decider(parts: Parts, chunk_tokens: int) -> "Clef | Laya":
-    from runner.embeddings.decisions.clef import Clef  # few models decide
+    from runner.embeddings.decisions.clef import Clef  # imported here, since few models decide
     from runner.embeddings.decisions.laya import Laya
 
     module = parts.loaded.module

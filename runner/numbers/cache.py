@@ -1,4 +1,4 @@
-"""A prefix cache in plain data: its counts and its nodes. Reading changes nothing: no node counts as used."""
+"""Describes a prefix cache in plain data: counts and nodes. A description does not mark the nodes as used."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -15,20 +15,20 @@ from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 
 Spell: TypeAlias = Callable[[Sequence[int]], str]
-"""Returns the beginning of the text of tokens."""
+"""Returns the first characters of the text of some tokens."""
 
 
 class CacheDescription(NamedTuple):
     """A cache at one moment."""
 
     mark: tuple[int, ...]
-    """Changes whenever the result of `cache_nodes` may change."""
+    """A value that differs between two moments if the results of `cache_nodes` may differ."""
     counts: CacheCounts
-    """Without the misses, which the journal counts."""
+    """The counts of the cache. `misses` is empty, since the journal counts these."""
 
 
 def describe_cache(cache: PrefixCache) -> CacheDescription:
-    """Returns the counts of a cache, and their mark."""
+    """Returns the counts and the mark of a cache."""
     if isinstance(cache, TrieCache):
         sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.totals.ledger
         nodes = list(trie.nodes())
@@ -41,10 +41,10 @@ def describe_cache(cache: PrefixCache) -> CacheDescription:
 
 
 def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
-    """Returns the nodes of the trie, parents before their children, or one node for a cache of one sequence. Without
-    `spell` the nodes carry no text.
+    """Returns the nodes of the trie, parents before their children, or at most one node for a cache of one sequence.
+    Without `spell`, the nodes have no text.
 
-    Returns about `most` nodes of a larger trie, the most recently used, since a node takes a few microseconds.
+    Of a larger trie, returns about `most` nodes: the most recently used. Each takes a few microseconds.
     """
     if isinstance(cache, TrieCache):
         sequences, now = cache.sequences, cache.trie.now
@@ -53,7 +53,7 @@ def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000
         requests = Counter(node for session in sequences.sharing for node in session.node.path())
         return [_described(node, now, requests[node], used, sizes, spell) for node in _latest(cache.trie, most)]
     assert isinstance(cache, SingleEntryCache)
-    recorded, layers = cache.tokens, len(cache.facts.used)  # nothing is recorded while a session writes into the layers
+    recorded, layers = cache.tokens, len(cache.facts.used)  # `tokens` are empty while a session uses the layers
     if cache.sequence is None or not cache.sequence.position:
         return []
     return [
@@ -86,7 +86,7 @@ def _counts(cache: PrefixCache, totals: Totals, nodes: int, budget_bytes: int | 
 
 
 def _sizes(sequences: Collection[SequenceLayers], used: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Returns the bytes of each slot's layer for a token, and for a state. Any sequence in use has them."""
+    """Returns slot -> (bytes of the layer for each token, bytes of its state). Empty if no layers hold tokens."""
     full = next((sequence for sequence in sequences if sequence.position), None)
     return {slot: _size(full.states[slot]) for slot in used} if full is not None else {}
 
@@ -136,14 +136,14 @@ def _described(
 
 
 def _items(tokens: Sequence[int]) -> int:
-    """Returns the number of items of media: a run of one negative token, its name, stands for an item."""
+    """Returns the number of media items in tokens. An item is a run of one negative token, the item's name."""
     if not tokens or min(tokens) >= 0:
         return 0
     return int(tokens[0] < 0) + sum(token < 0 and token != before for before, token in pairwise(tokens))
 
 
 def _latest(trie: PrefixTrie, most: int) -> list[Node]:
-    """Returns about `most` nodes, the most recently used and their ancestors, parents before their children."""
+    """Returns about `most` nodes: the most recently used and their ancestors. Parents stand before their children."""
     every = list(trie.nodes())
     if len(every) <= most:
         return every

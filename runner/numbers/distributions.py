@@ -1,4 +1,4 @@
-"""Distributions of values over all requests, and the numbers of an engine at one moment. Knows no model."""
+"""Distributions of values over all requests, and the numbers of an engine at one moment."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ _DECODE_RATES = (1, 2.5, 5, 10, 20, 30, 40, 50, 75, 100, 150, 250, 500, 1000, 25
 
 
 class Distribution:
-    """Counts of values: `counts[n]` is the number of values in (bounds[n - 1], bounds[n]]; the last is above all."""
+    """Counts of values. `counts[n]` is the number of values in (bounds[n - 1], bounds[n]]. The last count is of values
+    above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` ascend."""
+        """`bounds` must ascend."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
         """The sum of the values."""
 
     def count(self, value: float) -> None:
-        """Counts a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -67,4 +67,4 @@ class EngineStats(NamedTuple):
     stats: Stats
     distributions: Distributions
     cache_mark: tuple[int, ...]
-    """Differs from an earlier one if the nodes of the cache may differ."""
+    """`CacheDescription.mark`: differs between two moments if the nodes of the cache may differ."""

@@ -1,5 +1,5 @@
-"""`GET /v1/stats`, `/v1/cache`, `/v1/events` and `/metrics`: the runner's numbers and its cache. `GET /`: the page that
-draws them in a browser."""
+"""`GET /v1/stats`, `/v1/cache`, `/v1/events` and `/metrics`: the numbers and the cache of the runner. `GET /`: the page
+that draws both in a browser."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,7 +19,7 @@ from runner.numbers.stats_cache import StatsCache
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
-    # The page may load its own files and ask this runner, nothing else; the browser never parses text as markup.
+    # The page may only load files from this runner and send requests to it. The browser parses no text as markup.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'; trusted-types 'none'",
@@ -31,29 +31,29 @@ _HEADERS = {
     "Cache-Control": "no-store",  # the next runner on this port may have another version
 }
 STATS_S, CACHE_S, HEARTBEAT_S = 0.5, 1.0, 15.0
-"""The least time between two `stats` events and two `cache` events, and the most between any two events."""
+"""The least seconds between two `stats` events and between two `cache` events, and the most without any event."""
 _HEARTBEAT = b": nothing new\n\n"
 _encode = msgspec.json.Encoder().encode
 Sleep = Callable[[float], Awaitable[object]]
 
 
 class EventFeed:
-    """The server-sent events for one page: the numbers and the cache, after each change. Owner: the event loop."""
+    """Makes the server-sent events for one client: `stats` and `cache`, each after a change. Owner: the event loop."""
 
     def __init__(self, stats_cache: StatsCache, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
         self._stats_cache = stats_cache
         self._clock = clock
-        # The last numbers, mark and times sent.
+        # The last numbers and mark that were sent, and the times of sending.
         self._stats: Stats | None = None
         self._mark: tuple[int, ...] | None = None
         self._cache_sent_s = self._sent_s = float("-inf")
 
     async def new_events(self) -> bytes:
-        """Returns the events that the page lacks, maybe none. Call it every `STATS_S`."""
+        """Returns the events since the last call, or no bytes if nothing has changed. Call this every `STATS_S`."""
         published, frames = await self._stats_cache.published(), []
         now_s = self._clock()
-        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # changes always
+        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # without the one field that always changes
         if stats != self._stats:
             self._stats = stats
             frames.append(_frame("stats", published.stats))
@@ -72,7 +72,7 @@ def _frame(event: str, data: msgspec.Struct) -> bytes:
 
 
 class StatsEndpoints:
-    """Answers questions about the runner. The engine is asked only when a client asks."""
+    """The endpoints for the numbers and the page. They ask the engine only when a client asks them."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class StatsEndpoints:
 
     @property
     def routes(self) -> Iterator[web.RouteDef]:
-        """The routes of the numbers, and of the page."""
+        """Yields the routes of the numbers and of the page."""
         yield web.get("/v1/stats", self._stats)
         yield web.get("/v1/cache", self._cache)
-        yield web.get("/v1/events", self._events, allow_head=False)  # its head would never end
+        yield web.get("/v1/events", self._events, allow_head=False)  # the answer to HEAD would never end
         yield web.get("/metrics", self._metrics)
         yield from PAGE
 
@@ -105,7 +105,7 @@ class StatsEndpoints:
     async def _events(self, http: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         feed = EventFeed(self._stats_cache, self._clock)
-        with suppress(ConnectionError):  # the page was closed
+        with suppress(ConnectionError):  # the client has left
             await response.prepare(http)
             while True:
                 if frames := await feed.new_events():
@@ -121,7 +121,7 @@ class StatsEndpoints:
 
 
 def _scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
-    """Runs off the event loop, since the first import takes some tens of milliseconds."""
+    """Runs in a helper thread, since the first import of the module takes some tens of milliseconds."""
     from runner.numbers.metrics import scrape
 
     return scrape(published, accept)
@@ -141,4 +141,4 @@ async def _file(http: web.Request) -> web.Response:
 
 
 PAGE = (web.get("/", _file), web.get("/page/{name}", _file))
-"""The routes of the page and of its own files."""
+"""The routes of the page and of the files that the page loads."""

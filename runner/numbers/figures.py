@@ -1,4 +1,4 @@
-"""The figures of one request, from its times and counts."""
+"""The figures of one request, computed from the times and counts in its `Lifecycle`."""
 
 from typing import TYPE_CHECKING
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 def waited_s(life: "Lifecycle") -> float:
-    """Returns the seconds from arrival to the start of the computation."""
+    """Returns the seconds from the request's arrival to the start of its computation."""
     return (life.computed_ns - life.arrived_ns) / 1e9
 
 
 def ttft_s(life: "Lifecycle") -> float:
-    """Returns the seconds from arrival to the first token, or to the end of a request without tokens."""
+    """Returns the seconds from the request's arrival to its first token or, without any token, to its end."""
     return ((life.first_token_ns or life.ended_ns) - life.arrived_ns) / 1e9
 
 
 def prefill_rate(generation: "Generation") -> float:
-    """Returns the computed tokens of the prompt per second; 0 before the end of the prompt."""
+    """Returns the prompt tokens that were computed per second, or 0 while the prompt is being computed."""
     life, session = generation.life, generation.session
     return _rate(session.total - session.cached, life.computed_ns, life.decoded_ns) if life.decoded_ns else 0.0
 
 
 def decode_rate(life: "Lifecycle", until_ns: int) -> float:
-    """Returns the tokens per second of the answer after its first token."""
+    """Returns the generated tokens per second between the first token and `until_ns`. The first does not count."""
     return _rate(life.generated - 1, life.first_token_ns, until_ns)
 
 
@@ -36,7 +36,7 @@ def _rate(tokens: int, since_ns: int, until_ns: int) -> float:
 
 
 def restored(generation: "Generation") -> int:
-    """Returns the number of cached tokens that were read from disk for the request."""
+    """Returns the number of the request's cached tokens that were restored from disk for it."""
     return min(generation.request.restored, generation.session.cached)
 
 
@@ -76,5 +76,5 @@ def running_figures(generation: "Generation", now_ns: int) -> RunningRequest:
 
 
 def seconds_between(since_ns: int, now_ns: int) -> float:
-    """Returns the time between, rounded to a millisecond."""
+    """Returns the seconds from `since_ns` to `now_ns`, rounded to a millisecond."""
     return round((now_ns - since_ns) / 1e9, 3)

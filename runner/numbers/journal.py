@@ -1,4 +1,4 @@
-"""The journal of an engine: the log lines of its requests, the progress of their prompts, and their counters."""
+"""The journal of an engine: log lines of requests, progress of prompts, and counters."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _BAR = 20
 Show = Callable[[str], bool]
-"""Shows a line below the log, or removes it if the text is empty. Returns False where no line can be shown."""
+"""Shows a line below the log, or removes the line if the text is empty. Returns False if it cannot show lines."""
 
 
 class PromptProgress(Progress):
-    """The progress of a prompt that takes more than a second: a bar on a terminal, or lines of the log. Owner: the
-    engine thread."""
+    """Reports the progress of a prompt that takes more than a second: as a bar on a terminal, else as lines in the log.
+    Owner: the engine thread."""
 
     def __init__(self, request: int, total: int, cached: int, clock: Callable[[], float], show: Show) -> None:
         super().__init__(log, "prefill", total, cached, clock)
@@ -42,7 +42,7 @@ class PromptProgress(Progress):
         self._show = show
 
     def end(self) -> None:
-        """Removes the bar."""
+        """Removes the bar, if it is shown."""
         if self.reported:
             self._show("")
 
@@ -64,8 +64,8 @@ class PromptProgress(Progress):
 
 
 class Journal(Observer):
-    """The record of an engine's requests: log lines, progress, and counters, none of which ever decreases. Owner: the
-    engine thread. It costs a microsecond a slice."""
+    """The record of an engine's requests: log lines, progress, and counters, which never decrease. Takes a microsecond
+    a slice. Owner: the engine thread."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter, show: Show = STATUS_LINE.show) -> None:
         """`clock` returns seconds."""
@@ -76,15 +76,15 @@ class Journal(Observer):
         self.outcomes: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
         self.distributions = Distributions.empty()
-        self._stepped_s: dict[Generation, float | None] = {}  # the time of each running request's last step
+        self._stepped_s: dict[Generation, float | None] = {}  # running request -> time of its last step, if any
         self.ttft_s: float | None = None
-        """The time to the first token of the last request that had one."""
-        self._tokens = TokenCounts()  # tokens of answers are added when the answer ends
-        self._known = 0  # so are known first tokens
+        """The time to the first token of the request that last got a first token."""
+        self._tokens = TokenCounts()  # includes the tokens of answers that have ended, not of running answers
+        self._known = 0  # the known first tokens of answers that have ended
         self.scores = ScoreCounts()
         self.slices = SliceCounts()
-        """Without tokens and time of prefills: the scheduler counts these."""
-        self._former = CacheCounts()  # of caches that were replaced
+        """The counts of slices. `prefill_tokens` and `prefill_s` are 0 here: the scheduler has these numbers."""
+        self._former = CacheCounts()  # the sums over caches that were replaced
 
     def began(self, generation: "Generation") -> None:
         session = generation.session
@@ -142,7 +142,7 @@ class Journal(Observer):
         if prompt := self._prompts.pop(generation, None):
             prompt.end()
         if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
-            self._first(generation)  # a grammar has written all of its answer
+            self._first(generation)  # the answer needed no step: its grammar forced all tokens
         self.outcomes[outcome_of(generation.request, life.outcome)] += 1
         self._tokens.generated += life.generated
         self._tokens.forced += life.forced
@@ -163,7 +163,7 @@ class Journal(Observer):
         return list(self._stepped_s)
 
     def requests(self, queued: int) -> RequestCounts:
-        """Returns the counts of requests, of which `queued` are waiting."""
+        """Returns the counts of requests. `queued` is the number of requests that wait."""
         return RequestCounts(running=len(self._stepped_s), queued=queued, **self.outcomes)
 
     def tokens(self) -> TokenCounts:
@@ -176,11 +176,11 @@ class Journal(Observer):
 
     @property
     def known(self) -> int:
-        """The first tokens that were known, including those of running requests."""
+        """The number of first tokens that were known without a forward, including running requests."""
         return self._known + sum(generation.life.known for generation in self._stepped_s)
 
     def cache(self, present: CacheCounts) -> CacheCounts:
-        """Returns the counts of the present cache and of the caches that it replaced, with the misses of all."""
+        """Returns the counts of the present cache, with the evictions, restored bytes and misses of all former ones."""
         return structs.replace(self._with_former(present), misses=dict(self.misses))
 
     def _with_former(self, counts: CacheCounts) -> CacheCounts:
@@ -188,7 +188,7 @@ class Journal(Observer):
         return structs.replace(counts, **{name: getattr(counts, name) + getattr(self._former, name) for name in fields})
 
     def _first(self, generation: "Generation") -> None:
-        """Counts a request that has its first token."""
+        """Counts the times of a request that has just got its first token."""
         self.ttft_s = ttft_s(generation.life)
         self.distributions.ttft_s.count(self.ttft_s)
         if generation.life.decoded_ns:
@@ -196,8 +196,8 @@ class Journal(Observer):
 
 
 def outcome_of(request: "Request", outcome: str) -> str:
-    """Returns the outcome of a request. A grammar that did not compile decides it: the client has read the reason and
-    left, which would count as cancelled."""
+    """Returns the outcome that counts. If the request's grammar did not compile, that is the outcome: the client has
+    read the reason and left, so the request's own outcome says cancelled."""
     error = compile_error(request.grammar)
     if error is None:
         return outcome

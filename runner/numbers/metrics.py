@@ -1,7 +1,7 @@
-"""`GET /metrics`: the engine's numbers in the text format of Prometheus, as the annotations of their fields state.
+"""`GET /metrics`: the engine's numbers in the text format of Prometheus. Annotations of the fields define the metrics.
 
-The text is printable, for people who read it in a terminal. The module is imported at the first scrape, since
-prometheus_client takes a tenth of a start.
+Labels are printable, for people who read the text in a terminal. This module is imported at the first scrape, since the
+import of prometheus_client would make each start a tenth longer.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ from runner.numbers.distributions import Distribution, EngineStats
 Read = Callable[[EngineStats], object]
 _PREFIX = "mlx_runner_"
 _ZEROS = {"cache_misses": {str(reason): 0 for reason in Miss if reason}}
-"""Samples that are present from the first scrape: a rate over a sample that appears with its first event misses it."""
+"""Metric -> samples that are 0 from the first scrape on. Prometheus' `rate` misses the event with which one appears."""
 
 
 def annotations(struct: type, path: str = "") -> Iterator[tuple[Metric | Sample, Read]]:
-    """Yields the annotations of all fields, at any depth; a field may have several."""
+    """Yields each annotation of each field, at any depth, with a function that reads the field's number."""
     for name, hint in get_type_hints(struct, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
             yield mark, _difference(path + name, path + mark.less) if mark.less else attrgetter(path + name)
@@ -40,7 +40,7 @@ def _difference(path: str, less: str) -> Read:
 
 
 def _by_metric() -> dict[Metric, dict[str, Read]]:
-    """Returns the fields of each metric by label, in the order of `/metrics`; the field that states it comes first."""
+    """Returns metric -> label -> reader of the number, in the order of `/metrics`. A metric's own field comes first."""
     fields = list(annotations(EngineStats))
     order: list[Metric] = []
     for mark, _ in fields:
@@ -55,7 +55,7 @@ METRICS = _by_metric()
 
 
 class Exporter(Collector):
-    """A collector of the numbers of one moment."""
+    """A collector for prometheus_client, which yields the numbers of one moment as metrics."""
 
     def __init__(self, published: EngineStats) -> None:
         self._published = published
@@ -68,7 +68,7 @@ class Exporter(Collector):
 
 
 def scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
-    """Returns the body and its content type for this `Accept` header."""
+    """Returns the body and the content type of an answer to a request with this `Accept` header."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Exporter(published))
     encode, content_type = choose_encoder(accept)
@@ -76,7 +76,7 @@ def scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
 
 
 def _family(metric: Metric, values: dict[str, object]) -> metrics_core.Metric:
-    """Returns a metric with its samples; `values` are the numbers of its fields by label."""
+    """Returns a metric with samples. `values` are label -> value of the field with that label."""
     name = (_PREFIX + metric.name).rstrip("_")
     if isinstance(metric, Info):
         about = {label: printable(str(value)) for label, value in values.items()}
@@ -95,7 +95,7 @@ def _family(metric: Metric, values: dict[str, object]) -> metrics_core.Metric:
 
 
 def _samples(metric: Metric, of: str, value: object) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a field by label."""
+    """Yields (label, number) for each sample of a field with this value."""
     match value:
         case dict():
             yield from {**_ZEROS.get(metric.name, {}), **value}.items()

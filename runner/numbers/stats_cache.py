@@ -1,4 +1,4 @@
-"""The engine's latest numbers, for the clients of the event loop."""
+"""Keeps the engine's latest numbers for all clients of the endpoints."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class StatsCache:
-    """The numbers that the engine published last. Owner: the event loop.
+    """The latest numbers of the engine. Owner: the event loop.
 
-    All clients share one question, which the engine answers between two slices. If a slice takes longer than
-    `patience_s`, clients get the previous numbers, if there are any.
+    The engine is asked once for all clients that wait, and answers between two slices. If the answer takes longer than
+    `patience_s`, the clients get the previous numbers, unless there are none.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class StatsCache:
         fresh_s: float = 0.2,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Numbers younger than `fresh_s` are served without asking the engine."""
+        """Clients get numbers that are younger than `fresh_s` without a question to the engine."""
         self._engine = engine
         self._patience_s = patience_s
         self._fresh_s = fresh_s
@@ -45,7 +45,7 @@ class StatsCache:
         self._generation = 0
 
     async def published(self) -> EngineStats:
-        """Returns all numbers."""
+        """Returns all numbers. Asks the engine if the latest are older than `fresh_s`."""
         if self._last is None or self._clock() - self._last_s >= self._fresh_s:
             await self._ask()
         assert self._last is not None
@@ -55,7 +55,7 @@ class StatsCache:
         return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
 
     async def cache_picture(self) -> CachePicture:
-        """Returns the contents of the cache. Asks the engine only if the published mark has changed."""
+        """Returns the nodes of the cache. Asks the engine for them only if the mark of the cache has changed."""
         published = await self.published()
         async with self._drawing:
             if published.cache_mark != self._mark:
@@ -81,7 +81,7 @@ class StatsCache:
 
 
 def engine_stats(parts: "Parts") -> EngineStats:
-    """Returns all numbers. Runs on the engine thread, since only that thread imports MLX."""
+    """Returns all numbers. Runs on the engine thread, the only thread that may import MLX."""
     from runner.numbers.wing import collect
 
     return collect(parts)

@@ -1,4 +1,4 @@
-"""The numbers of a runner as a table: once on any stream, or continuously on a terminal."""
+"""Shows the numbers of a runner as a table: once on any stream, or continuously on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ _AGAIN_S = 1.0
 _LABEL = 10
 _PHASES = {"queued": "waiting", "prefill": "reading", "decode": "answering"}
 _ROW = "{:<8} {:<12} {:>8} {:>8}  {:<16} {:>8} {:>12}"
-"""80 columns; a narrower terminal cuts off the right end."""
+"""A row of 80 columns. A narrower terminal cuts off its right end."""
 _HEAD = _ROW.format("request", "phase", "prompt", "cached", "written", "tokens/s", "age")
 
 
 def view(stats: Stats, remark: str = "", console: Console | None = None) -> RenderableType:
-    """Returns the table, cut to the height of `console` if one is given. `remark` explains why its numbers are old."""
+    """Returns the table, cut to the height of `console` if that is given. `remark` tells why the numbers are old."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", min_width=_LABEL)
     facts.add_column()
@@ -39,7 +39,7 @@ def view(stats: Stats, remark: str = "", console: Console | None = None) -> Rend
     if console is not None:
         room = max(
             0, console.height - len(console.render_lines(Group(*parts))) - 2
-        )  # for rows and the line about the others
+        )  # rows of requests; a last line tells how many more there are
         if len(rows) > room + 1:
             rows[room:] = [Text(f"and {len(rows) - room:,} more", style="dim")]
     parts += [Text(_HEAD, style="dim", no_wrap=True), *rows] if rows else [Text("no request is running", style="dim")]
@@ -122,13 +122,13 @@ def _of(budget_bytes: int | None) -> str:
 
 
 def print_once(stats: Stats) -> None:
-    """Prints one table, as wide as it needs to be if stdout is no terminal."""
+    """Prints the table once. If stdout is no terminal, the table is 120 columns wide."""
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _COLUMNS)
     console.print(view(stats))
 
 
 def watch_runner(stats: Stats, follow: Callable[[], Iterator[Stats]]) -> NoReturn:
-    """Shows these numbers, then those of `follow` forever. After a RunnerError it shows why, and follows again."""
+    """Shows `stats`, then all numbers that `follow` yields. After a RunnerError shows why, and calls `follow` again."""
     console, remark = Console(), ""
     with Live(view(stats, console=console), console=console, screen=True, refresh_per_second=1) as live:
         while True:

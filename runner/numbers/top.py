@@ -17,13 +17,13 @@ from runner.settings import TopSettings
 
 _PATIENCE_S = 5.0
 _SILENCE_S = 40.0
-"""A runner without news sends a heartbeat every 15 s."""
+"""The longest wait for an event. A runner without news sends a heartbeat every 15 s."""
 _decode = msgspec.json.Decoder(Stats).decode
 
 
 def top(settings: TopSettings) -> NoReturn:
-    """Shows the runner's numbers until Ctrl-C, or once if stdout is no terminal. Raises RunnerError if no runner
-    answers."""
+    """Shows the runner's numbers until Ctrl-C, or once with `--once` or if stdout is no terminal. Raises RunnerError if
+    no runner answers."""
     try:
         from runner.numbers.table import print_once, watch_runner
     except ImportError as error:
@@ -35,7 +35,7 @@ def top(settings: TopSettings) -> NoReturn:
     if settings.once or not sys.stdout.isatty():
         print_once(feed.stats())
         sys.exit(0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the terminal is restored
+    for number in (signal.SIGINT, signal.SIGTERM):  # end by an exception, which lets rich restore the terminal
         signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         watch_runner(feed.stats(), feed.follow)
@@ -43,7 +43,7 @@ def top(settings: TopSettings) -> NoReturn:
 
 
 class StatsFeed:
-    """Reads the numbers of one runner. Every error names the fault and the remedy."""
+    """Reads the numbers of one runner over HTTP. Every RunnerError names the fault and the remedy."""
 
     def __init__(self, url: str) -> None:
         """`url` is `http://host:port`."""
@@ -56,7 +56,7 @@ class StatsFeed:
             return self._decoded(response.read())
 
     def follow(self) -> Iterator[Stats]:
-        """Yields the numbers after each change. Raises RunnerError when the runner ends."""
+        """Yields the numbers now, and again after each change. Raises RunnerError when the runner ends."""
         with self._response("/v1/events", _SILENCE_S) as response:
             event = b""
             while line := response.readline():

@@ -1,4 +1,4 @@
-"""Joins an engine to observe its requests, and collects all numbers between two slices. Owner: the engine thread."""
+"""Makes an engine's observer, and collects all numbers between two slices. Owner: the engine thread."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -18,12 +18,12 @@ from runner.tokenizer import Tokenizer
 from runner.tokenizer.utf8 import decode_utf8
 
 _PREVIEW = 60
-_MOST_SHOWN = 1 << 14  # tokens; the tokens of a picture are shown as one word
+_MOST_SHOWN = 1 << 14  # the tokens that are looked at: a picture has many, but is shown as one word
 _ITEM = b"[media]"
 
 
 class NumbersWing(Wing):
-    """The log lines of requests, statistics and metrics."""
+    """Provides the log lines of requests, statistics and metrics."""
 
     name = "numbers"
 
@@ -32,7 +32,7 @@ class NumbersWing(Wing):
 
 
 def collect(parts: Parts) -> EngineStats:
-    """Returns all numbers."""
+    """Returns the engine's numbers at this moment."""
     journal, scheduler, now_ns = parts.observer, parts.scheduler, perf_counter_ns()
     assert isinstance(journal, Journal)
     cache, memory, waiting = describe_cache(scheduler.cache), scheduler.memory, scheduler.queue.requests
@@ -84,13 +84,13 @@ def _with_known(counts: DraftCounts, known: int) -> DraftCounts:
 
 
 def draw_cache(parts: Parts) -> list[CacheNode]:
-    """Returns the nodes of the cache, with the beginning of their text if `--inspect-text` is given."""
+    """Returns the nodes of the cache. With `--inspect-text`, each node has the beginning of its text."""
     spell = (lambda tokens: preview_text(parts.tokenizer, tokens)) if parts.settings.inspect_text else None
     return cache_nodes(parts.scheduler.cache, spell)
 
 
 def preview_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Returns the first characters of the text of these tokens, on one line."""
+    """Returns the first 60 characters of the text of these tokens, with `[media]` for each item."""
     shown = [token for before, token in pairwise((0, *tokens[:_MOST_SHOWN])) if token >= 0 or token != before]
     data = b"".join(_ITEM if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])
     return decode_utf8(data)[:_PREVIEW]

@@ -14,7 +14,7 @@ _STDOUT = 1
 
 
 def check(settings: CheckSettings) -> NoReturn:
-    """Prints the report and ends the process, with status 1 if the model would not load or a fact is a fault."""
+    """Prints the report and ends the process. The status is 1 if the model would not load, or a wing found a fault."""
     if settings.verify:
         preloaded = cpu.preload(settings.blas, settings.blas_threads, settings.kernels)
         log.debug("trying the model", **preloaded._asdict())

@@ -1,4 +1,4 @@
-"""`--verify`: compares the blobs of a store with the digests in their names, at one or two seconds a gigabyte."""
+"""For `check --verify`: compares a model's blobs with the digests in their names, in a second or two a gigabyte."""
 
 import hashlib
 import threading
@@ -14,17 +14,17 @@ from runner.sizes import listed
 
 log = Log(__name__)
 
-_THREADS = 2  # a core hashes slower than a disk reads, and hashing releases the GIL
+_THREADS = 2  # hashing on one core is slower than reading a disk, and releases Python's lock
 _CHUNK_BYTES = 1 << 20
 
 
 def verify_digests(
     checkpoint: ModelCheckpoint, tensors: Iterable[LogicalTensor], report: ReportFault = raise_fault
 ) -> None:
-    """Compares the name of each blob that holds some of `tensors` or a text file with the SHA-256 of the blob.
+    """Hashes each blob that holds a text file or any of `tensors`, and compares the SHA-256 with the blob's name.
 
-    Reports a ModelError for each mismatch, in any order, and stops if `report` raises. Logs the progress, or that a
-    directory has no digests.
+    Calls `report` with a ModelError for each mismatch, in any order, and stops if `report` raises. Logs the progress.
+    For a model in a directory, which has no digests, only logs that.
     """
     if not checkpoint.from_store:
         log.info("nothing to verify: a directory has no digests", directory=str(checkpoint.path))
@@ -37,7 +37,7 @@ def verify_digests(
     stopped = threading.Event()  # set when the remaining results are not needed
     with ThreadPoolExecutor(_THREADS, "digest") as pool:
         try:
-            # The largest come first, so that the threads end together.
+            # The largest blobs come first, so that both threads end at about the same time.
             order = sorted(blobs, key=lambda blob: (-sizes[blob], blob.path))
             for future in as_completed([pool.submit(_fault, blob, blobs[blob], progress, stopped) for blob in order]):
                 fault = future.result()
@@ -49,7 +49,7 @@ def verify_digests(
 
 
 def _size(blob: File) -> int:
-    """Returns the size in bytes; 0 for a missing file, which opening the model reports."""
+    """Returns a blob's size in bytes, 0 if it is missing. Opening the model reports missing files."""
     try:
         return blob.path.stat().st_size
     except OSError:
@@ -57,8 +57,8 @@ def _size(blob: File) -> int:
 
 
 def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: threading.Event) -> ModelError | None:
-    """Returns the fault in the content of one blob, which holds the tensors or files `names`, or None. A blob that
-    cannot be opened has none: opening the model reports it."""
+    """Returns the fault in the content of one blob, or None. The blob holds the tensors or text files `names`. Returns
+    None, too, for a blob that cannot be opened, which opening the model reports."""
     found, is_open = hashlib.sha256(), False
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     try:

@@ -1,7 +1,7 @@
-"""Examines a model for `mlx-runner check`: finds its facts and all its faults, without reading its weights.
+"""Examines a model for `mlx-runner check`: finds the model's facts and all faults, without reading weights.
 
-Opening a model for serving stops at the first fault. Examining continues after a fault, and skips steps that could only
-repeat the fault in other words.
+Opening a model for serving stops at the first fault. Examining goes on, except with steps that would only report the
+same fault in other words.
 """
 
 import re
@@ -34,11 +34,11 @@ _PARTS = {
     "layers beyond the last": re.compile(r"(.+\.)?layers\.\d+\."),
 }
 OTHER = "other"
-"""The part of all other tensors."""
+"""The name for tensors that match no pattern of `_PARTS`."""
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """The number and size of tensors of one kind. A packed tensor counts once; its bytes include scales and biases."""
+    """The number and size of tensors of one kind. A packed tensor counts as one, with its scales and biases."""
 
     name: str
     tensors: int
@@ -46,7 +46,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Examination(NamedTuple):
-    """The result of `examine`; a field that a fault hides is None. `problems` have the words of serving."""
+    """The result of `examine`. A field is None if a fault hides it. `problems` are the errors that serving raises."""
 
     checkpoint: ModelCheckpoint | None
     config: Config | None
@@ -54,22 +54,22 @@ class Examination(NamedTuple):
     family: Family | None
     opened: OpenedModel | None
     module: Module | None
-    """A module of placeholders, which have shapes and types but no values."""
+    """The model with placeholders for its weights: arrays with shapes and types but no values."""
     defaults: Defaults
-    """The values of fields that config.json lacks: mlx-lm's defaults, and ours."""
+    """The fields that config.json lacks, with the defaults of mlx-lm or of this runner."""
     compared: bool
-    """True if all readable tensors were compared with the module."""
+    """True if all readable tensors were compared with the module's parameters."""
     problems: list[ModelError]
 
     def file(self, name: str) -> bytes | None:
-        """Returns a text file for the tokenizer; None for a broken `config.json`, a known problem."""
+        """Returns a text file for the tokenizer. None if it is missing, or is a `config.json` with a fault."""
         if self.checkpoint is None or (name == "config.json" and self.config is None):
             return None
         return self.checkpoint.file(name)
 
 
 def examine(model: str, models_dir: Path, *, digests: bool, choose: ChooseFamily = family_of) -> Examination:
-    """Takes every step of opening and loading that reads no weights. With `digests` it also hashes the blobs."""
+    """Does every step of opening and loading a model that reads no weights. With `digests`, also hashes the blobs."""
     problems: list[ModelError] = []
     checkpoint = config = architecture = family = opened = module = None
     with collecting_faults(problems):
@@ -111,7 +111,7 @@ def _rehearsed(opened: OpenedModel) -> tuple[Module | None, Sequence[ModelError]
     except FaultsError as error:
         return None, error.faults
     except ModelError as error:
-        return None, () if opened.unreadable else (error,)  # which may have caused it
+        return None, () if opened.unreadable else (error,)  # an unreadable file may be the cause
 
 
 def _defaults(opened: OpenedModel) -> Defaults:
@@ -122,7 +122,7 @@ def _defaults(opened: OpenedModel) -> Defaults:
 
 
 def skipped(checkpoint: ModelCheckpoint, tensors: Iterable[LogicalTensor]) -> list[Amount]:
-    """Returns the tensors of the files that are not in `tensors`, by the part of the model."""
+    """Returns the amounts of tensors that are in the files but not in `tensors`, by part of the model (`_PARTS`)."""
     read = {tensor.weight for tensor in tensors}
     unread = [(tensor.name, tensor.nbytes) for tensor in checkpoint.tensors.values() if tensor.weight not in read]
     return _amounts((_part(name), 1, size) for name, size in (*unread, *checkpoint.draft_bytes.items()))
@@ -138,11 +138,11 @@ def files(tensors: Iterable[LogicalTensor]) -> set[Path]:
 
 
 _PACKED = ("weight", "scales", "biases", "global_scale")
-"""The last names of packed parameters."""
+"""The last words of the names of packed parameters."""
 
 
 def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
-    """Returns the module's parameters by type or packing, after conversion to `types`, and the number of values."""
+    """Returns the amounts of parameters by type (after conversion to `types`) or packing, and the number of values."""
     packed = {path: layer for path, layer in module.named_modules() if _is_packed(layer)}
     found: list[tuple[str, int, int]] = []
     parameters = 0
@@ -163,18 +163,18 @@ def _is_packed(layer: Module) -> bool:
 
 
 def _packing(layer: Module) -> str:
-    """Returns the name of a layer's packing, with the group size unless the mode implies it. No mode means affine."""
+    """Returns the name of a layer's packing: bits and group size for mode `affine`, the mode's name for any other."""
     mode = getattr(layer, "mode", "affine")
     return f"int{layer.bits} g{layer.group_size}" if mode == "affine" else str(mode)
 
 
 def _dtype(dtype: mx.Dtype) -> str:
-    """Returns the name of a type as files spell it: `bf16`, `f32`, `u8`."""
+    """Returns the name of a type in the style of safetensors files, in lower case: `bf16`, `f32`, `u8`."""
     return re.sub("float|uint|int", lambda match: match[0][0], str(dtype).removeprefix("mlx.core."))
 
 
 def _amounts(items: Iterable[tuple[str, int, int]]) -> list[Amount]:
-    """Adds up (name, tensors, bytes) by name, largest first."""
+    """Sums (name, tensors, bytes) by name. The name with the most bytes comes first."""
     tensors, sizes = Counter[str](), Counter[str]()
     for name, count, size in items:
         tensors[name] += count

@@ -1,4 +1,4 @@
-"""The facts about a model for `mlx-runner check`, gathered from the parts that would serve it."""
+"""Gathers the facts about a model for `mlx-runner check`, from the code that would serve the model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from runner.wings import chooser, wings_of
 
 
 class LayerKind(msgspec.Struct, frozen=True):
-    """Layer caches of one kind: the kind for the prefix cache, and mlx-lm's class."""
+    """A kind of layer caches (`name`), mlx-lm's class of them (`cache`), and their number."""
 
     name: str
     cache: str
@@ -54,9 +54,9 @@ class NumberFormat(msgspec.Struct, frozen=True):
 
 
 class BlasFacts(msgspec.Struct, frozen=True):
-    """The BLAS that serving would load; `advice` says how to get a faster one.
+    """The BLAS that serving would load. `advice` tells how to get a faster BLAS.
 
-    `matters` is False if a GPU or the system's own fast library computes the products.
+    `matters` is False if the matrix products are computed by a GPU or by a fast library of the operating system.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
-    """The tokenizer. `vocabulary` is its number of ids; the model has a row for `scored` of them (None if unknown).
+    """The tokenizer. `vocabulary` is the number of its ids. The model has rows for `scored` ids (None if unknown).
 
-    `added` counts tokens that are found by their spelling, of which `special` are markup.
+    `added` is the number of tokens that are found in a text by their spelling; `special` of these are markup.
     """
 
     file: str
@@ -96,7 +96,7 @@ class RankShare(msgspec.Struct, frozen=True):
 
 
 class RankFacts(msgspec.Struct, frozen=True):
-    """Either `shares`, by the number of ranks, or `why_not`."""
+    """The possible numbers of ranks (`shares`), or the reason why the model cannot be split (`why_not`)."""
 
     shares: list[RankShare]
     why_not: str | None = None
@@ -109,14 +109,14 @@ class RankFacts(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """The report. A fact is None if a problem hides it; sizes are in bytes."""
+    """The report. A fact is None if a problem hides it. Sizes are in bytes."""
 
     model: str
     loads: bool
     source: Literal["store", "directory"] | None
     path: str | None
     children: list[str]
-    """The manifests of the list in which a store has the model."""
+    """The manifests in the store's list for this name, if the store has a list instead of one manifest."""
     architecture: str | None
     module: str | None
     defaults: dict[str, object]
@@ -128,35 +128,35 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """The weights in memory, by type or packing."""
     read_bytes: int | None
     files: int | None
-    """The number of files that hold `read_bytes`."""
+    """The number of files from which `read_bytes` would be read."""
     skipped: list[Amount] | None
-    """The tensors in the files that the model does not use."""
+    """The tensors that are in the files but that serving would not read."""
     device: Literal["cpu", "gpu"]
     computes: NumberFormat | None
     blas: BlasFacts
     kernels: str
-    """The kernels that would replace MLX's own."""
+    """The kernels that serving would use in place of MLX's."""
     context: ContextLimit | None
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
     sound: Facts | None
-    """None for a model that does not claim to hear."""
+    """None for a model that does not claim to take sounds."""
     drafts: Facts | None
     format: Facts | None
-    """The result of compiling the format; None without `--format`."""
+    """The result of compiling the format. None without `--format`."""
     ranks: RankFacts | None
     trial: TrialFacts | None
-    """The result of a trial on this device; None without `--verify`."""
+    """The result of a trial on this device. None without `--verify`."""
     embeddings: Facts | None
     """None for a model that makes text."""
     disk: Facts | None
-    """The directory of the disk cache; None without `--disk-cache`."""
+    """The contents of the disk cache. None without `--disk-cache`."""
     warnings: list[str]
     problems: list[str]
 
 
 def inspect(settings: CheckSettings) -> Inspection:
-    """Examines the model that `settings` name. Faults of the model are in the result, never raised."""
+    """Returns the report on the model that `settings` name. Faults of the model are listed there, never raised."""
     found = examine(settings.model, settings.models_dir, digests=settings.verify, choose=chooser(settings))
     checkpoint, opened, module = found.checkpoint, found.opened, found.module
     tokenizer = None
@@ -234,7 +234,7 @@ def inspect(settings: CheckSettings) -> Inspection:
 
 
 def plain(text: str) -> str:
-    """Returns the text as one printable line."""
+    """Returns the text as one line without control characters."""
     return printable(" ".join(text.split()))
 
 
@@ -244,7 +244,7 @@ def _kinds(layers: list[object]) -> list[LayerKind]:
 
 
 def _kind(layer: object) -> str:
-    """Returns the kind of a layer, by the adapter of its fresh cache."""
+    """Returns the kind of a layer cache, by the class of the adapter that the prefix cache uses for it."""
     state = adapt(layer, Ledger())
     if isinstance(state, WindowState):
         return f"sliding window {state.layer.max_size}"
@@ -307,7 +307,7 @@ def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[st
 
 
 def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts | None:
-    """Returns the ranks that a model can have; None if a fault hides them."""
+    """Returns the numbers of ranks that can share a model. None if a fault hides them, or without the ranks wing."""
     model, whole = found.opened, found.module
     if model is None or whole is None:
         return None

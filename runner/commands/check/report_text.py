@@ -14,16 +14,16 @@ from runner.sizes import counted, sized
 _WIDTH = 100
 _LABEL = 14
 _SHOWN = 30
-"""The most problems that are listed: a wrong size in config.json makes a problem of every tensor."""
+"""The most problems that are listed. A wrong size in config.json causes a problem for every tensor."""
 
 
 def as_json(found: Inspection) -> str:
-    """Returns one object as ASCII, so that names cannot steer a terminal."""
+    """Returns the report as a JSON object. It is ASCII, so that no name in it can send commands to a terminal."""
     return f"{json.dumps(msgspec.to_builtins(found), indent=2)}\n"
 
 
 def as_text(found: Inspection) -> str:
-    """Returns aligned lines of label and value, then unwrapped lines for the verdict, each warning and each problem."""
+    """Returns the report as lines of label and value. Only facts are wrapped: each problem is one line."""
     problems = found.problems[:_SHOWN]
     if len(found.problems) > len(problems):
         problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
@@ -112,7 +112,7 @@ def _token(token: Token) -> str:
 
 
 def _short(number: int) -> str:
-    """Formats a number of parameters as the names of models do: `8.03 B`."""
+    """Formats a number of parameters: `8.03 B`."""
     for power, unit in ((12, "T"), (9, "B"), (6, "M"), (3, "K")):
         if number >= 10**power:
             return f"{number / 10**power:.2f} {unit}"

@@ -1,6 +1,6 @@
-"""Tries a model on this device, for `mlx-runner check --verify`: answers in one batch, drafts, and both together.
+"""Tries on this device, for `check --verify`, whether a model's answers can be batched, drafted, and both at once.
 
-The same trials make the table `TRIED` of runner/model/architectures.py; a test compares every architecture with it.
+The table `TRIED` of runner/model/architectures.py has the results of these trials. A test tries every architecture.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +25,12 @@ from runner.model.weights.parameters import refuse_infinite
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Reasons why a model must not do something; empty where there is none."""
+    """The reasons why a model lacks an ability. A reason is empty if there is none."""
 
     table: str
-    """The reason in the table, which decides how the model is served."""
+    """The reason in the table of abilities, which decides how the model is served."""
     here: str
-    """The reason that the trial on this device found."""
+    """The fault that the trial on this device found."""
 
     def __str__(self) -> str:
         if not self.table:
@@ -39,12 +39,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class TrialFacts(msgspec.Struct, frozen=True):
-    """The abilities of a model."""
+    """The verdicts on a model's abilities."""
 
     batches: Verdict
-    """Several answers in one forward."""
+    """The ability to compute several answers in one forward."""
     drafts: Verdict
-    """Several tokens of an answer in one forward, alone and together with other answers."""
+    """The ability to compute several tokens of an answer in one forward, alone or in a batch."""
 
     @property
     def text(self) -> str:
@@ -64,9 +64,9 @@ class TrialFacts(msgspec.Struct, frozen=True):
 
 
 def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
-    """Loads a model and tries it. Raises ModelError if it cannot be loaded, or computes no numbers."""
+    """Loads a model and tries it. Raises ModelError if it cannot be loaded, ComputeError if it computes NaN."""
     if device() == "cpu":
-        mx.disable_compile()  # as serving does
+        mx.disable_compile()  # serving does so, too
     loaded = load(model, dtype, budget_bytes)
     refuse_infinite(loaded.module)
     drawn = sketch(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
@@ -81,71 +81,71 @@ def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
     return TrialFacts(Verdict(loaded.unbatchable, batches), Verdict(loaded.undraftable, drafts))
 
 
-_SLICE_TOKENS = 16  # of a prompt: windows and chunks fill slice by slice
+_SLICE_TOKENS = 16  # a prompt is computed in slices of this many tokens, as in serving
 _LIMIT = 0.03
 _LIMIT_BFLOAT16 = 0.1
-"""The largest accepted difference between the logits of several rows at once and of single rows, relative to their
-spread, in most of the rows compared.
+"""The largest accepted difference between logits computed for several rows at once and for single rows, relative to the
+spread of the logits. The median of the compared rows must not exceed this.
 
-Kernels for different numbers of rows round differently. Over all architectures (tiny, with random weights, which
-amplify rounding) rounding alone costs 0.0007 in the median and up to 0.009 in nine of ten for float16, 0.027 and 0.13
-for bfloat16. On GPUs float32 may have the 10 bits of float16. A single step is off by up to 1.6 where two experts are
-nearly tied, so one step alone does not count.
+Kernels for different numbers of rows round differently. Over all architectures (tiny models with random weights, which
+amplify rounding), rounding alone causes a difference of 0.0007 in the median and 0.009 in the ninth decile for float16,
+0.027 and 0.13 for bfloat16. On GPUs float32 may have the 10 bits of float16. Where a model chooses between two nearly
+equal experts, a single step may differ by up to 1.6, so one step alone does not count.
 """
 
 
 def _tried(find: Callable[[], str]) -> str:
-    """Returns the fault that a trial finds, or the first line of the error that the model raises."""
+    """Runs a trial. Returns the fault that it finds, or the first line of the error that the model raises."""
     try:
         fault = find()
-    except Exception as error:  # models raise anything when given what they do not expect
+    except Exception as error:  # a model may raise any error for inputs that it does not expect
         fault = first_line(error)
-    mx.clear_cache()  # so that the trial leaves no memory in use
+    mx.clear_cache()  # frees the memory that the trial used
     return fault
 
 
 def _most(off: list[float]) -> float:
-    """Returns the lower median of differences."""
+    """Returns the difference that most of the differences do not exceed: the lower median."""
     return sorted(off)[(len(off) - 1) // 2]
 
 
 def _verdict(off: float, layers: list[object]) -> str:
-    """Returns the fault of a trial whose logits differ by `off`, or an empty text if that is rounding."""
+    """Returns the fault of a trial whose logits differ by `off`, or an empty text if rounding explains that."""
     coarse = any(array.dtype == mx.bfloat16 for array in gather(layers, set()))
     return "" if off <= (_LIMIT_BFLOAT16 if coarse else _LIMIT) else f"the logits of a trial are off by {off:.2f}"
 
 
 _SHORT, _LONG, _LATE = 3, 48, 24
-"""Lengths of the prompts of a batch, in tokens. They need much padding, which shows a wrong mask or position."""
+"""Lengths of the prompts in a batch, in tokens. They differ much, so a wrong mask or position shows in the logits."""
 _STEPS = 4
 """The most steps of a row.
 
-Without a mask for padding the median architecture is off by 0.55, and nine of ten by more than 0.1; one position for
-all rows costs more. A model that hardly looks at its past may stay below the limit.
+Without a mask for padding, the logits of the median architecture differ by 0.55, and of nine in ten by more than 0.1.
+With one position for all rows they differ more. A model whose logits hardly depend on earlier tokens may pass wrongly.
 """
 
 
 def batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
-    """Returns the reason why rows that join and leave a batch get other logits than alone, or an empty text.
+    """Returns the reason why a row in a batch gets other logits than alone, or an empty text. Rows join and leave.
 
-    The caches of a batch have a position for each row, and a mask that hides the padding of shorter rows. Attention
-    written by hand may not know such a mask (gemma2, phi3small), a model may want one position for all rows
-    (gpt_bigcode), or compute positions by itself (afm7, without an error).
+    The caches of a batch have a position for each row, and a mask that hides the padding of shorter rows. A model may
+    ignore the mask in attention of its own (gemma2, phi3small), use one position for all rows (gpt_bigcode), or compute
+    positions by itself, without an error (afm7).
 
-    `forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault. Computes
+    `forward` maps token ids [B, L] and a cache list to logits [B, L, V]. An error that it raises is a fault. Computes
     prompts of 75 tokens, 9 forwards of a single token, and 4 of one token for two or three rows.
     """
     return _tried(lambda: _batch_fault(make_layers, forward, vocab_size))
 
 
 class _Row:
-    """A prompt that is computed alone, and the tokens that follow it."""
+    """A row of a batch that is also computed alone: its layers after the prompt, and the tokens after the prompt."""
 
     def __init__(self, layers: list[object], tokens: list[int], length: int, forward: Forward) -> None:
         self.layers = layers
         self.following = tokens[length:]
         self.off: list[float] = []
-        """The difference between the logits of the batch and of the row alone, for each step."""
+        """For each step, the difference between the row's logits in the batch and alone."""
         self._forward = forward
         for start in range(0, length, _SLICE_TOKENS):
             mx.eval(forward(mx.array([tokens[start : min(start + _SLICE_TOKENS, length)]]), layers))
@@ -156,11 +156,11 @@ class _Row:
 
 
 def _rows(lengths: Sequence[int], steps: int, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> list[_Row]:
-    """Returns a row for each length, with `steps` tokens to follow."""
+    """Returns a row for each length of prompt, each with `steps` tokens after the prompt."""
     rows = []
     for place, length in enumerate(lengths):
         count = length + steps
-        # Tokens from all over the vocabulary, since the first are often special; different for each row.
+        # The tokens are spread over the vocabulary, whose first are often special. Each row has other tokens.
         tokens = [(i * len(lengths) + place) * vocab_size // (count * len(lengths)) for i in range(count)]
         rows.append(_Row(make_layers(), tokens, length, forward))
     return rows
@@ -190,30 +190,30 @@ def _batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
 
 
 _PLACES = (3, 43)
-"""The positions at which rounds begin. Tokens that a model should not see weigh most after few others, or with a full
-window. Neither number is a multiple of the size of a chunk, a block or a pool of keys."""
+"""The positions at which rounds begin: one after few tokens, one where windows are full. There, a token that the model
+must not see changes the logits most. No size of a chunk, a block or a pool of keys divides these numbers."""
 _COUNT, _RIGHT = 5, 2
-"""The tokens of a round, and the number of right ones."""
+"""The number of tokens in a round, and the number of right tokens at its beginning."""
 _LIMIT_DRAFTS = 1e-3
-"""The largest accepted difference of the logits of right tokens before different drafts, relative to their spread. The
-kernels are the same, so the difference is 0 in all architectures but phi3small."""
+"""The largest accepted change of the logits of right tokens when the drafts after them change, relative to the logits'
+spread. The kernels are the same, so the change is 0 in all architectures but phi3small."""
 
 
 def draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
     """Returns the reason why drafts would change the answers of a model, or an empty text.
 
-    Several tokens in one forward must get the logits that they get one by one, and the layers must go back to the last
-    right token. Some models see more tokens in one forward (phi3small's mask shows the next token in every other layer,
-    plamo3's a token more than its window keeps), and layers of unknown classes cannot go back.
+    Several tokens in one forward must get the logits that they get one by one, and the layers must return to the last
+    right token. In one forward, some models see more tokens (phi3small's mask shows the next token in every other
+    layer, plamo3's a token more than its window keeps). Layers of unknown classes cannot return.
 
-    `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; an error that it raises is a fault. Computes
+    `forward` maps token ids [1, L] and a cache list to logits [1, L, V]. An error that it raises is a fault. Computes
     prompts of 76 tokens, four rounds of 5 tokens, up to two more of 2, and 16 forwards of a single token.
     """
     return _tried(lambda: _draft_fault(make_layers, forward, vocab_size))
 
 
 class _Line:
-    """A sequence that computes tokens as a session does."""
+    """A sequence of tokens and its layers, computed as in a session."""
 
     def __init__(self, facts: LayerFacts, forward: Forward) -> None:
         self.sequence = SequenceLayers(facts)
@@ -221,7 +221,7 @@ class _Line:
         self._forward = forward
 
     def compute(self, tokens: list[int]) -> mx.array:
-        """Returns the logits [L, V] of a forward, evaluated."""
+        """Computes tokens in one forward, and returns their evaluated logits [L, V]."""
         logits = self._forward(mx.array([tokens]), self.layers)[0]
         mx.eval(logits, self.sequence.arrays())
         self.sequence.count_forward(len(tokens))
@@ -230,7 +230,7 @@ class _Line:
 
 def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
     count = _PLACES[-1] + _COUNT
-    # Tokens from all over the vocabulary, since the first are often special.
+    # The tokens are spread over the vocabulary, whose first are often special.
     tokens = [i * 17 % count * vocab_size // count for i in range(count)]
     facts = Sketch(make_layers, forward, vocab_size).facts
     ours, alone = _Line(facts, forward), _Line(facts, forward)
@@ -253,19 +253,19 @@ def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
 
 
 class _Found(NamedTuple):
-    """The differences between logits for each row compared."""
+    """The differences between logits, one for each compared token."""
 
     together: list[float]
-    """A round, compared with single tokens."""
+    """The tokens of a round, compared with the same tokens computed one by one."""
     moved: list[float]
-    """The right tokens before wrong drafts, compared with the same tokens before right drafts."""
+    """Right tokens before wrong drafts, compared with the same tokens before right drafts."""
     after: list[float]
-    """The tokens after a round, compared with single tokens."""
+    """The tokens computed after a round, compared with the same tokens without a round before."""
 
 
 def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.array]) -> _Found:
-    """Computes a round, goes back to its beginning, computes it again with wrong drafts, goes back to its last right
-    token, and computes the rest one by one. `right` are the logits of single tokens."""
+    """Computes a round of right tokens and reverts it. Computes the round again with wrong drafts, and reverts to the
+    last right token. Computes the other tokens one by one. `right` are the logits of single tokens."""
     sequence, at = line.sequence, line.sequence.position
     mark = sequence.mark(_COUNT)
     logits = line.compute(tokens)
@@ -276,7 +276,7 @@ def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.arra
         again = line.compute([*tokens[:_RIGHT], *wrong])
     moved = [difference(again[row][None], logits[row][None]) for row in range(_RIGHT)]
     sequence.revert(mark, at + _RIGHT)
-    if sequence.position == at:  # a layer can only go back to the mark
+    if sequence.position == at:  # some layer could only return to the mark
         line.compute(tokens[:_RIGHT])
     after = [
         difference(line.compute([token]), theirs) for token, theirs in zip(tokens[_RIGHT:], right[_RIGHT:], strict=True)
@@ -285,14 +285,14 @@ def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.arra
 
 
 _RIGHTS = ((1, 4), (4, 2))
-"""The right tokens of each row, in two rounds."""
+"""For each of two rounds, the number of right tokens in each row."""
 
 
 def rounds_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
-    """Returns the reason why drafts would change answers in one batch, or an empty text. The text is empty, too, if the
-    layers of one row cannot go back: then nothing is drafted in a batch.
+    """Returns the reason why drafts would change answers in one batch, or an empty text. Returns an empty text, too, if
+    layers of a batch cannot return to the last right tokens: serving then drafts nothing in a batch.
 
-    `forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault. Computes
+    `forward` maps token ids [B, L] and a cache list to logits [B, L, V]. An error that it raises is a fault. Computes
     prompts of 51 tokens, two rounds of 5 tokens for two rows, and 12 forwards of a single token.
     """
     return _tried(lambda: _rounds_fault(make_layers, forward, vocab_size))

@@ -1,8 +1,8 @@
-"""Models that decide: they score options by a head of their own, for `POST /v1/score`.
+"""Models that decide: instead of text they compute a score for each option of a question, for `POST /v1/score`.
 
     decider.py     checks a body, and answers it
-    laya.py        an encoder that reads a question, its options and a state, one text a question
-    clef.py        a Qwen 3.5 whose head decides all questions of a text together
+    laya.py        an encoder; each text has one question with its options, and a state
+    clef.py        a Qwen 3.5 with a head that scores the options of all questions about a text together
 
-The classes are mlx-vlm's. Their layers are called one by one here, so that other requests have turns in between.
+The models are classes of mlx-vlm. This package calls their layers in pieces, so that other requests have turns.
 """

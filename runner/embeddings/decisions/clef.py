@@ -1,4 +1,4 @@
-"""Clef: one text of many segments, whose spans are questions and options. All questions are decided together."""
+"""Clef: a request has one text of many segments, with all questions and options. One forward scores all options."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -15,25 +15,25 @@ from runner.tokenizer import Tokenizer
 _TYPES = 3
 _LEAST_OPTIONS, _MOST_OPTIONS = 2, 26
 _LEAST_SEGMENTS, _FIRST = 3, 2
-"""The index of the first segment of the schema, after the segments of the state."""
+"""The least number of segments, and the index of the first segment that can belong to a question or an option."""
 _MOST_SEGMENTS = 1 << 13
 _TOGETHER = 64
-"""The segments that are tokenized in one turn."""
+"""The number of segments that are tokenized before other requests have a turn."""
 
 
 class Spans(NamedTuple):
-    """The questions about a text, in tokens."""
+    """The questions about a text. A span is the [start, stop) of tokens."""
 
     questions: Sequence[Span]
     options: Sequence[Span]
-    """The options of all questions."""
+    """The options of the first question, then of the second, and so on."""
     types: Sequence[int]
     counts: Sequence[int]
     """The number of options of each question."""
 
 
 class Clef:
-    """The model, its texts, and their forwards."""
+    """A Clef model as a `Decider` and a `TextEncoder`."""
 
     counts_cached = True
     together = False
@@ -50,14 +50,14 @@ class Clef:
 
     @property
     def token_bytes(self) -> int:
-        """The memory that computing takes for each token: keys and values, hidden states, and states of the head."""
+        """The bytes of memory that a forward needs for each token: keys, values, hidden states, the head's states."""
         text, width = self._module.config.text_config, int(self._module.config.head_config["width"])
         keys = 2 * int(text.num_key_value_heads) * int(text.head_dim or text.hidden_size // text.num_attention_heads)
         layers = keys * int(text.num_hidden_layers) + 3 * int(text.hidden_size)
         return 4 * (layers + MOST_ROWS * _MOST_OPTIONS + 4 * width)
 
     def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields the text of a request. Raises RequestError and BadRequestError."""
+        """Yields None where others may have a turn, then the one text. Raises RequestError and BadRequestError."""
         wanted = decode_decision(body)
         if wanted.images:
             raise RequestError("pictures are not served for Clef: send the state as text")
@@ -88,7 +88,7 @@ class Clef:
         yield Decision(TextToEmbed(ids, asked=spans), spans.counts)
 
     def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Spans]) -> Iterator[EncoderPiece]:
-        """Builds a forward over one text [1, L], a chunk a piece. The last piece has the scores [1, options]."""
+        """Builds a forward over one text [1, L]. Yields a piece for each chunk, then the scores [1, options]."""
         del lengths
         (spans,) = asked
         language, length = self._module.language_model, inputs.shape[1]
@@ -117,7 +117,7 @@ def _check(field: Field, segments: int) -> None:
 
 
 def _tokens(span: Span, ends: Sequence[int]) -> Span:
-    """Returns a span of segments as a span of tokens. Raises RequestError if it has no tokens."""
+    """Returns a span of segments as a span of tokens. `ends` are 0 and the segments' ends. Raises RequestError."""
     start, stop = ends[span[0]], ends[span[1]]
     if start == stop:
         raise RequestError("Clef question span has no tokens")
@@ -130,14 +130,14 @@ def _refuse_long(count: int, wanted: DecisionRequest) -> None:
 
 
 def _means(spans: Sequence[Span], length: int) -> mx.array:
-    """Returns weights [spans, length] that compute the mean over each span."""
+    """Returns weights [spans, length]. Their product with rows [length, D] is the mean row of each span."""
     at = mx.arange(length)
     starts, stops = (mx.array(each)[:, None] for each in zip(*spans, strict=True))
     return ((at >= starts) & (at < stops)) / (stops - starts)
 
 
 def _rows(head: Any, tokens: mx.array) -> mx.array:
-    """Returns the rows [L, D] of an output layer, packed or not."""
+    """Returns the rows [L, D] of an output layer for these tokens, unpacked if the layer is packed."""
     rows: mx.array = head.weight[tokens]
     if "scales" not in head:
         return rows

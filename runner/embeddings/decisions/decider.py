@@ -1,4 +1,4 @@
-"""`POST /v1/score` of a model that decides by a head of its own: texts, and questions about each."""
+"""`POST /v1/score` for a model that decides: checks a body, and answers it with scores."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from runner.errors import RequestError
 from runner.tokenizer import Tokenizer
 
 _TOGETHER = 8
-"""The texts of one client that wait at once, so that other clients' texts have their turns."""
+"""The most texts of one request that wait in the embedder at a time. Other requests' texts then have turns."""
 
 
 class Decision(NamedTuple):
@@ -26,10 +26,10 @@ class Decision(NamedTuple):
 
 
 class Decider(Protocol):
-    """Reads bodies for a model. Any thread may call it."""
+    """A model that decides, as the reader of its requests' bodies. Any thread may call the methods."""
 
     counts_cached: bool
-    """True if answers have a count of cached tokens."""
+    """True if answers state a number of cached tokens (always 0)."""
 
     def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
         """Yields the texts of a request, and None where other requests may have a turn. Raises BadRequestError, and
@@ -39,7 +39,7 @@ class Decider(Protocol):
 
 @dataclass(frozen=True)
 class DecisionsEndpoint:
-    """Checks bodies, and answers them with scores from the engine."""
+    """The endpoint `/v1/score`. Sends texts to the engine's embedder, and answers with the scores."""
 
     decider: Decider
     embedder: TextEmbedder
@@ -52,7 +52,7 @@ class DecisionsEndpoint:
         return EncoderUse("decisions, by POST /v1/score", {"/v1/score": WingEndpoint(MOST_TEXT_BYTES, self.check)})
 
     def check(self, body: Sequence[bytes]) -> Steps[CheckedBody]:
-        """Checks a body and tokenizes its texts. Raises RequestError in the words that hosts know."""
+        """Checks a body and tokenizes the texts in it. Raises RequestError in the words that hosts know."""
         decisions = list[Decision]()
         for decision in self.decider.read_body(b"".join(body), self.tokenizer):
             if decision is not None:

@@ -1,4 +1,4 @@
-"""Laya: a text for each question, with a mark before each option. The option is scored at its mark.
+"""Laya: a text for each question, with a [MASK] as a mark before each option. The output at a mark is scored.
 
 [CLS] TYPE question: INSTRUCTIONS [SEP] [MASK] OPTION ... [SEP] STATE [SEP]
 """
@@ -18,33 +18,33 @@ from runner.tokenizer import Tokenizer
 _TYPES = ("choice", "score", "noul")
 _MOST_OPTION_TOKENS = 48
 _LEAST_QUESTION, _LEAST_OPTION, _SHORTEST_QUESTION = 16, 4, 8
-"""In tokens: the least room for the question before options are cut, the least length of a cut option, and the least
-length of the question after that."""
+"""Numbers of tokens. If less room than _LEAST_QUESTION is left for a question, its options are cut, but not below
+_LEAST_OPTION. The question then keeps at least _SHORTEST_QUESTION."""
 _MOST_OPTIONS = 255
 _HIDDEN = -1e9
 _COLDEST, _WARMEST = 0.5, 5.0
 _BUCKETS = ((2, "2"), (5, "3-5"), (10, "6-10"), (_MOST_OPTIONS, "11+"))
-"""The most options, and the name of the bucket in `temperature_by_options`."""
+"""The most options of a bucket, and the bucket's name in the keys of `temperature_by_options`."""
 
 
 class Marks(NamedTuple):
-    """The question about a text."""
+    """The question in a text."""
 
     places: Sequence[int]
-    """The positions of the marks before the options."""
+    """The positions of the options' marks."""
     type: int
     temperature: float
 
 
 class Laya:
-    """The model, its texts, and their forwards."""
+    """A Laya model as a `Decider` and a `TextEncoder`."""
 
     counts_cached = False
     together = True
     warm = TextToEmbed([0, 0], asked=Marks((1,), 0, 1.0))
 
     def __init__(self, module: Any, tokenizer: Tokenizer) -> None:
-        """Raises ModelError if the tokenizer lacks a mark."""
+        """Raises ModelError if `[CLS]`, `[SEP]` or `[MASK]` is not one token."""
         self._module = module
         self._vocabulary = module.encoder.embeddings.tok_embeddings.weight.shape[0]
         self._wanted: Mapping[str, Any] = module.config.decision_config
@@ -57,12 +57,12 @@ class Laya:
 
     @property
     def token_bytes(self) -> int:
-        """The memory that computing takes for each token: masks and activations."""
+        """The bytes of memory that a forward needs for each token: masks and activations."""
         config = self._module.encoder.config
         return 4 * (2 * self._most + 8 * int(config.hidden_size) + 3 * int(config.intermediate_size))
 
     def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields a text for each row."""
+        """Yields a text for each row of the body. Raises RequestError and BadRequestError."""
         wanted = decode_decision(body)
         if not 1 <= len(wanted.rows) <= MOST_ROWS or not 1 <= wanted.max_tokens <= self._most:
             raise RequestError("invalid Laya row count or context limit")
@@ -80,7 +80,7 @@ class Laya:
             raise RequestError(f"question {number}: invalid type or number of options")
 
         def first(text: str, most: int) -> list[int]:
-            text = text[: (most + 1) * tokenizer.longest_bytes]  # a cut changes the last token at most
+            text = text[: (most + 1) * tokenizer.longest_bytes]  # has more than `most` tokens, the last perhaps wrong
             return tokenizer.encode_without_bos(text.replace("[MASK]", " "))[:most]
 
         head = first(f"{question.type} question: {question.instructions}", self._most_head)
@@ -107,7 +107,7 @@ class Laya:
         return Decision(TextToEmbed(ids, asked=asked), [len(options)])
 
     def _temperature(self, name: str, kind: int, options: int) -> float:
-        """Returns the divisor of a question's scores."""
+        """Returns the number by which a question's scores are divided."""
         bucket = next(name for most, name in _BUCKETS if options <= most)
         given = (self._wanted.get("temperature_by_options") or {}).get(f"{name}:{bucket}")
         try:
@@ -117,7 +117,7 @@ class Laya:
         return min(_WARMEST, max(_COLDEST, found)) if math.isfinite(found) else 1.0
 
     def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Marks]) -> Iterator[EncoderPiece]:
-        """Builds a forward over texts [B, L], a layer a piece. The last piece has the scores [B, most options]."""
+        """Builds a forward over texts [B, L]. Yields a piece for each layer, then the scores [B, most options]."""
         encoder, head = self._module.encoder, self._module.head
         there = mx.arange(inputs.shape[1]) < mx.array([*lengths])[:, None]
         hidden = encoder.embeddings(inputs)

@@ -1,5 +1,5 @@
-"""Encoders of ours: `embedding_gemma2` is EmbeddingGemma 2, with `encode` in place of a cache.
+"""Encoders that mlx-lm lacks: `embedding_gemma2` is EmbeddingGemma 2. Encoders have `encode` in place of a cache.
 
-`runner.process.lean_mlx_lm` lets each be found as `mlx_lm.models.NAME`, as it does the decoders in
-`runner/model/modules`.
+`runner.process.lean_mlx_lm` lets `mlx_lm.models.NAME` import the module NAME of this package, or of
+`runner/model/modules`, where the decoders are.
 """

@@ -1,7 +1,7 @@
-"""EmbeddingGemma 2's encoder of texts (`EmbeddingGemma2Model`): tokens to one vector for each text.
+"""The text encoder of EmbeddingGemma 2 (`EmbeddingGemma2Model`): tokens to one vector for each text.
 
-Every token sees the tokens on both sides, in most layers only near ones. So there is no cache, and a text cannot be
-computed part by part. `encode` yields after each block of queries of a layer, so that other clients have turns.
+Every token sees the tokens on both sides, in most layers only near tokens. So there is no cache, and each layer needs
+the whole text. `encode` yields after each block of queries of a layer, so that other requests have turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +22,20 @@ from runner.model.renamed import layer_overrides
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _SCORES = 1 << 22
-"""The most scores of one head in a block: 64 MB for four heads in float32."""
+"""The most attention scores of one head in a block of queries: 64 MB for four heads in float32."""
 _LEAST_NORM = 1e-12
 _GELU = (2 / pi) ** 0.5
 
 
 @partial(mx.compile, shapeless=True)
 def _gelu(x: mx.array) -> mx.array:
-    """Returns the tanh approximation of GELU. MLX's own uses `power`, which on CPUs takes a sixth of a forward."""
+    """Returns the tanh approximation of GELU. MLX's own uses `power`, which takes a sixth of a forward on CPUs."""
     return 0.5 * x * (1 + mx.tanh(_GELU * (x + 0.044715 * (x * x * x))))
 
 
 @dataclass
 class ModelArgs(BaseModelArgs):
-    """The fields of the `text_config`, with the defaults of transformers."""
+    """The fields of a config.json's `text_config`, with the defaults of the package transformers."""
 
     model_type: str
     vocab_size: int = 262144
@@ -49,18 +49,18 @@ class ModelArgs(BaseModelArgs):
     embedding_dim: int = 768
     rms_norm_eps: float = 1e-6
     sliding_window: int = 512
-    """The number of tokens that a token of a sliding layer sees on either side."""
+    """The number of tokens that a token sees on each side in a sliding layer."""
     attention_bias: bool = False
     rope_theta: float = 1_000_000.0
     rope_local_base_freq: float = 10_000.0
     rope_parameters: dict[str, Any] | None = None
     layer_types: list[str] | None = None
     per_layer_config: dict[str, Any] | None = None
-    """Number of a layer -> its own values of fields."""
+    """Number of a layer -> fields whose values differ in that layer."""
     vocab_size_per_layer_input: int = 0
 
     def __post_init__(self) -> None:
-        """Derives fields from others. Raises ValueError for values that are invalid or not implemented."""
+        """Fills `layer_types` and `per_layer_config`. Raises ValueError for invalid values and unsupported ones."""
         layers = self.num_hidden_layers
         if self.vocab_size_per_layer_input > 0:
             raise ValueError(
@@ -80,7 +80,7 @@ class ModelArgs(BaseModelArgs):
             self.per_layer_config = {str(layer): {"head_dim": 512, "num_key_value_heads": 1} for layer in full}
 
     def of_layer(self, layer: int) -> "LayerArgs":
-        """Returns the sizes of one layer."""
+        """Returns the sizes of the attention of one layer."""
         own = cast("Mapping[str, int]", layer_overrides(vars(self)).get(layer, {}))
         slides = self.layer_types is not None and self.layer_types[layer] == _SLIDING
         return LayerArgs(
@@ -93,22 +93,22 @@ class ModelArgs(BaseModelArgs):
 
 
 class LayerArgs(NamedTuple):
-    """The attention of one layer."""
+    """The sizes of the attention of one layer."""
 
     heads: int
     key_heads: int
     width: int
     """The width of a head."""
     reach: int | None
-    """The number of tokens that a token sees on either side; None for all."""
+    """The number of tokens that a token sees on each side. None for all tokens."""
     theta: float
 
 
 class TwoSidedAttention(Module):
-    """Attention to both sides, without a scale. Values are normalized, too."""
+    """Attention to the tokens on both sides. Scores are not scaled. Values are normalized, as queries and keys are."""
 
     def __init__(self, args: ModelArgs, layer: LayerArgs) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # by name, since `super().__init__` of MLX has no types
         self.q_proj = Linear(args.hidden_size, layer.heads * layer.width, bias=args.attention_bias)
         self.k_proj = Linear(args.hidden_size, layer.key_heads * layer.width, bias=args.attention_bias)
         self.v_proj = Linear(args.hidden_size, layer.key_heads * layer.width, bias=args.attention_bias)
@@ -119,28 +119,28 @@ class TwoSidedAttention(Module):
         self._layer = layer
 
     def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Returns the keys and values [B, H, L, W] of all rows `x` [B, L, D]."""
+        """Returns the keys and values [B, H, L, W] for all positions of `x` [B, L, D]."""
         values = mx.fast.rms_norm(self._split(self.v_proj(x)), None, self._eps)
         return self._turned(self.k_norm(self._split(self.k_proj(x))), 0), values.swapaxes(1, 2)
 
     def __call__(self, x: mx.array, keys: mx.array, values: mx.array, start: int, mask: mx.array | None) -> mx.array:
-        """Returns the attention of the rows `x` [B, T, D], which begin at position `start`."""
+        """Returns the attention's output for `x` [B, T, D], the inputs at T positions from `start` on."""
         queries = self._turned(self.q_norm(self._split(self.q_proj(x))), start)
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
 
     def _split(self, projected: mx.array) -> mx.array:
-        """Returns [B, L, H, W] for [B, L, H W]."""
+        """Splits the last axis into heads: returns [B, L, H, W] for [B, L, H W]."""
         return mx.unflatten(projected, -1, (-1, self._layer.width))
 
     def _turned(self, heads: mx.array, start: int) -> mx.array:
-        """Returns [B, H, L, W] for [B, L, H, W], rotated by the positions from `start` on."""
+        """Applies rotary positions from `start` on. Returns [B, H, L, W] for [B, L, H, W]."""
         width, theta = self._layer.width, self._layer.theta
         return mx.fast.rope(heads.swapaxes(1, 2), width, traditional=False, base=theta, scale=1.0, offset=start)
 
 
 class EncoderFeedForward(Module):
-    """A gated feed-forward network."""
+    """The feed-forward network of a layer, gated by GELU."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -153,7 +153,7 @@ class EncoderFeedForward(Module):
 
 
 class LayerInput(Module):
-    """The second input of a layer, from the embeddings of the text."""
+    """The second input of a layer, computed from the embeddings of the tokens."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -165,7 +165,7 @@ class LayerInput(Module):
         self._scale = args.hidden_size**-0.5
 
     def __call__(self, x: mx.array, embedded: mx.array, norm: Module) -> mx.array:
-        """Returns the rows to add to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
+        """Returns the array to add to `x` [B, T, D]. `embedded` [B, T, D] is the embeddings of the same tokens."""
         own = cast("mx.array", norm(self.per_layer_model_projection(embedded) * self._scale))
         gated = _gelu(self.per_layer_input_gate(x)) * own
         return cast("mx.array", self.post_per_layer_input_norm(self.per_layer_projection(gated)))
@@ -192,9 +192,9 @@ class EncoderLayer(Module):
     def blocks(
         self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None
     ) -> Iterator[EncoderPiece]:
-        """Yields consecutive blocks of rows of the layer's output, each the last array of a piece.
+        """Yields a piece for each block of positions, in order. The last array of a piece is the layer's output there.
 
-        `x` and `embedded` are [B, L, D]; `valid` is bool [B, L], or None if there is no padding.
+        `x` and `embedded` are [B, L, D]. `valid` is bool [B, L], False for padding, or None if there is no padding.
         """
         batch, length, _ = x.shape
         normed = cast("mx.array", self["input_layernorm"](x))
@@ -215,14 +215,14 @@ class EncoderLayer(Module):
             yield EncoderPiece([keys, values, rows * self.layer_scalar], work)
 
     def _mask(self, start: int, stop: int, first: int, last: int, valid: mx.array | None) -> mx.array | None:
-        """Returns the keys from `first` to `last` that the rows from `start` to `stop` see, bool; None for all."""
+        """Returns a bool mask, True where a query in [start, stop) sees a key in [first, last). None if all do."""
         if self.reach is None or max(stop - 1 - first, last - 1 - start) <= self.reach:
             return None if valid is None else valid[:, None, None, first:last]
         rows, keys = mx.arange(start, stop)[:, None], mx.arange(first, last)
         near = mx.abs(rows - keys) <= self.reach
         if valid is None:
             return near
-        # Padding sees itself, since a row that sees nothing would be NaN.
+        # Padding sees itself, since the output of a query that sees no key would be NaN.
         return mx.logical_or(mx.logical_and(near, valid[:, None, None, first:last]), rows == keys)
 
 
@@ -235,7 +235,7 @@ class Inputs(Module):
 
 
 class Model(Module):
-    """The encoder in the form of mlx-lm's models, without a cache and without logits."""
+    """The encoder, with the attributes of mlx-lm's models. It has no cache and no logits."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -249,23 +249,23 @@ class Model(Module):
             self.ple = Inputs(args)
 
     def __call__(self, inputs: mx.array, cache: object = None) -> mx.array:
-        """Returns the embeddings [B, D] of texts of equal lengths, tokens [B, L]."""
+        """Returns the embeddings [B, D] of texts of equal lengths. `inputs` are tokens [B, L]."""
         del cache
         return self.finished(self.encode(inputs, [inputs.shape[1]] * inputs.shape[0]))
 
     @staticmethod
     def finished(pieces: Iterator[EncoderPiece]) -> mx.array:
-        """Returns the embeddings, the last piece of `encode`."""
+        """Returns the embeddings, the array in the last of the pieces that `encode` yields."""
         *_, last = pieces
         return last.arrays[0]
 
     def encode(
         self, inputs: mx.array, lengths: Sequence[int], media: Sequence[tuple[int, int, int, mx.array]] = ()
     ) -> Iterator[EncoderPiece]:
-        """Builds one forward over texts, tokens [B, L], each padded after its own length. Nothing is evaluated.
+        """Builds a forward over tokens [B, L] and yields it in pieces, not evaluated. The last piece has the embeddings
+        float32 [B, D], of length 1. Row b has padding after `lengths[b]` tokens.
 
-        `media` are rows, starts, stops and features [stop - start, D] of pictures and sounds. Yields pieces of the
-        forward; the last has the embeddings, float32 [B, D], of length 1.
+        `media` are (row, start, stop, features [stop - start, D]) of pictures and sounds.
         """
         length = inputs.shape[1]
         valid = mx.arange(length) < mx.array([*lengths])[:, None] if min(lengths) < length else None
@@ -284,7 +284,7 @@ class Model(Module):
         yield EncoderPiece([self._pooled(x, lengths, valid)], 0.0)
 
     def _pooled(self, x: mx.array, lengths: Sequence[int], valid: mx.array | None) -> mx.array:
-        """Returns the means over the tokens of each text, of length 1."""
+        """Returns the mean vector of each text's tokens, scaled to length 1."""
         rows = self.embedding_projection(cast("mx.array", self.norm(x))).astype(mx.float32)
         if valid is not None:
             rows = mx.where(valid[..., None], rows, 0.0)
@@ -292,12 +292,12 @@ class Model(Module):
         return means / mx.maximum(mx.linalg.norm(means, axis=-1, keepdims=True), _LEAST_NORM)
 
     def make_cache(self) -> list[object]:
-        """Returns no layers: an encoder has no cache."""
+        """Returns no layer caches."""
         return []
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module. Splits the projection for the inputs of all layers by
-        layer, so that each layer computes its input when it needs it."""
+        """Returns the weights under this module's names. Splits the projection for all layers' inputs, so that each
+        layer can compute its own input."""
         named = {}
         for name, array in weights.items():
             if name.removeprefix("ple.") == "per_layer_model_projection.weight":

@@ -1,4 +1,4 @@
-// One quantity over the last ten minutes, as a line over an area.
+// A chart of one quantity over the last ten minutes: a line over a filled area.
 
 import { duration, html, svg, set, write } from "./text.js";
 import { SPAN_S, STEP_S } from "./history.js";
@@ -6,7 +6,7 @@ import { SPAN_S, STEP_S } from "./history.js";
 const HEIGHT = 100;
 const STEPS = SPAN_S / STEP_S;
 
-/** Draws into a <figure>, below a name, a value and a note. */
+/** Fills a <figure> with a caption (name, value and note) and a chart below. */
 export class Chart {
   #area = svg("path", { class: "area" });
   #line = svg("path", { class: "line" });
@@ -21,7 +21,7 @@ export class Chart {
   #texts = {};
   #pointed = null;
 
-  /** `show` makes a value into text. */
+  /** `show` formats a value. */
   constructor(figure, name, show) {
     this.#show = show;
     this.#picture = svg(
@@ -36,7 +36,7 @@ export class Chart {
     plot.addEventListener("pointerleave", () => this.#leave());
   }
 
-  /** `values` from the oldest to now, null for none; `most` is the upper edge, `bound` a line to stay below. */
+  /** Draws `values`, from the oldest to now (null if unknown). `most` is the upper edge, `bound` the limit's line. */
   draw(values, { value, note, most, bound = null, label }) {
     this.#values = values;
     this.#texts = { value, note };
@@ -49,7 +49,7 @@ export class Chart {
       while (to + 1 < values.length && values[to + 1] !== null) to++;
       let points = `${from} ${y(values[from])}`;
       for (let step = from + 1; step <= to; step++) points += `L${step} ${y(values[step])}`;
-      if (to === from) points += `h${from ? -1 : 1}`; // a single value is visible too
+      if (to === from) points += `h${from ? -1 : 1}`; // makes a single value visible
       line += `M${points}`;
       area += `M${from} ${HEIGHT}L${points}L${Math.max(to, from)} ${HEIGHT}Z`;
       from = to;
@@ -88,7 +88,7 @@ export class Chart {
   }
 }
 
-/** The next round number: 1, 2 or 5 times a power of ten. */
+/** Returns the least of 1, 2, 5, 10, 20, 50, 100, ... that is not below `number`. */
 export function rounded(number) {
   const power = 10 ** Math.floor(Math.log10(Math.max(number, 1)));
   return [1, 2, 5, 10].find((factor) => factor * power >= number) * power;

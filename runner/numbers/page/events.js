@@ -1,13 +1,13 @@
-// The runner's server-sent events, also across its restarts.
+// Receives the runner's server-sent events. Connects again when the runner restarts.
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 5000;
 
 /**
- * Follows a stream for ever: `handlers` are called with the decoded data of each event by its name, `back` with the first
- * of a connection, `lost` once when it breaks.
+ * Follows a stream for ever. `handlers` maps the name of an event to a function that is called with the decoded data.
+ * Calls `back` before the first event of each connection, and `lost` whenever a connection breaks or cannot be made.
  *
- * EventSource would try again by itself, but gives up for good where another program answers on the port meanwhile.
+ * EventSource alone would connect again, but gives up for good if another program answers on the port meanwhile.
  */
 export function follow(url, handlers, { back, lost }) {
   let source = null;

@@ -1,19 +1,19 @@
-// The last ten minutes. The history lives as long as the page: the runner keeps none.
+// The numbers of the last ten minutes. Only the page keeps them, as long as it is open.
 
 export const SPAN_S = 600;
 export const STEP_S = 2;
 const HIT_WINDOW_S = 60;
 const SPEED_WINDOW_S = 4;
 
-/** Samples of the counters, each of which holds until the next one: the runner tells only of changes. */
+/** Samples of the counters. A sample holds until the next one, since the runner sends only changes. */
 export class History {
   #samples = [];
   #ended = null;
 
-  /** `at` in seconds of the page's own clock. */
+  /** Adds a sample. `at` is the present second on the page's clock. */
   add(at, stats) {
     const last = this.#samples.at(-1);
-    // Another process counts from zero.
+    // A new runner process counts from zero.
     const fresh = !last || this.#ended !== null || stats.uptime_s < last.uptime_s;
     const since = fresh ? at : last.since;
     this.#samples.push({
@@ -27,24 +27,24 @@ export class History {
       used: stats.memory.used_bytes,
     });
     this.#ended = null;
-    // One sample older than the span is kept, since it still applies at the beginning of the span.
+    // One sample from before the span is kept, since it holds at the beginning of the span.
     const oldest = at - SPAN_S - HIT_WINDOW_S;
     while (this.#samples.length > 1 && this.#samples[1].at < oldest) this.#samples.shift();
   }
 
-  /** Nothing is known from here on, until the next sample. */
+  /** Records that nothing is known from the moment `at` until the next sample. */
   end(at) {
     if (this.#samples.length) this.#ended ??= at;
   }
 
-  /** The moment up to which something is known. */
+  /** Returns the last moment about which something is known. */
   until(now) {
     return this.#ended ?? now;
   }
 
   /**
-   * One value for every STEP_S of the span and one for now, null where there is none: of `hits`, `memory` or `speed`.
-   * Between two calls in one step only the last value changes.
+   * Returns a value for every STEP_S of the span, and one for now. A value is null if it is unknown. `kind` is `hits`,
+   * `memory` or `speed`. Two calls within a step differ only in the last value.
    */
   series(kind, now) {
     const steps = SPAN_S / STEP_S;
@@ -66,21 +66,21 @@ export class History {
     speed: (sample, at) => this.#speed(sample, at),
   };
 
-  /** The share of the prompt tokens of the last minute that came from the cache. */
+  /** Returns the share of the last minute's prompt tokens that came from the cache. */
   #hits(sample, at) {
     const first = this.#at(Math.max(at - HIT_WINDOW_S, sample.since));
     const prompt = sample.prompt - first.prompt;
     return prompt > 0 ? (sample.cached - first.cached) / prompt : null;
   }
 
-  /** How fast answers were written, all together, in tokens a second. */
+  /** Returns the speed of all answers together, in tokens a second. */
   #speed(sample, at) {
     const from = Math.max(at - SPEED_WINDOW_S, sample.since);
     const first = this.#at(from);
     return at - from >= 1 ? (sample.generated - first.generated) / (at - from) : 0;
   }
 
-  /** The sample that holds at this moment: none before the first one, and while the runner was away. */
+  /** Returns the sample that holds at a moment: null before the first sample, and while no runner answered. */
   #at(at) {
     let low = 0;
     let high = this.#samples.length;

@@ -1,20 +1,20 @@
-// Texts of prompts and others, cut to the little room of an edge.
+// Texts cut to the length of an edge in the picture of the trie.
 
 const CHARACTER = 6.7;
 
 const PADDING = 8;
 
-/** The first of the texts that fits into this many pixels. */
+/** Returns the first of the texts that fits into `pixels`, or an empty text. */
 export const fitting = (pixels, ...texts) => texts.find((text) => width(text) * CHARACTER <= pixels) ?? "";
 
-/** As much of the text as fits. */
+/** Returns the text, cut with "…" to fit into `pixels`. */
 export function shortened(pixels, text) {
   const letters = Math.floor(pixels / CHARACTER);
   if (width(text) <= letters) return text;
   return letters > 2 ? `${cut(text, letters - 1)}…` : "";
 }
 
-/** The pixels that a text takes with some room around it. */
+/** Returns the width of a text in pixels, with a margin on both sides. */
 export const room = (text) => Math.ceil(width(text) * CHARACTER) + 2 * PADDING;
 
 const wide = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\u{1f000}-\u{1ffff}]/u;
@@ -32,6 +32,6 @@ function cut(text, room) {
   return kept;
 }
 
-/** Text in one line; what would be invisible is shown by its picture. */
+/** Returns the text on one line, with visible signs in place of line breaks and invisible characters. */
 export const oneLine = (text) =>
   text.replace(/\r?\n/g, "⏎").replace(/\t/g, " ").replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "·");

@@ -37,7 +37,7 @@ document.addEventListener("visibilitychange", drawAll);
 const live = () => document.body.dataset.state === "live";
 
 function tell(told) {
-  // Another process may give its nodes the ids of the last one's.
+  // A new runner process may use the same ids for other nodes.
   if (stats && told.uptime_s < stats.uptime_s) picture.forget();
   stats = told;
   received = clock();
@@ -75,7 +75,7 @@ function drawAll() {
   if (cache && !drawn) drawCache();
 }
 
-/** Nobody sees a hidden page: it is drawn once it is looked at. */
+/** Draws all but the cache. A hidden page is not drawn until it is visible again. */
 function drawStats() {
   if (document.hidden) return;
   const model = oneLine(stats.model);
@@ -91,7 +91,7 @@ function drawStats() {
   drawTime();
 }
 
-/** The keys of the picture that this runner needs. */
+/** Shows or hides those lines of the picture's legend that a selector matches. */
 function show(keys, needed) {
   for (const key of document.querySelectorAll(keys)) key.hidden = !needed;
 }

@@ -1,4 +1,4 @@
-// The marks for a node, or for several nodes, in the picture of the trie.
+// The marks in the picture of the trie: one for each drawn node, and one for the nodes left out in a place.
 
 import { fitting, oneLine, shortened } from "./label.js";
 import { bytes, count, counted, onDisk, set, svg, write } from "./text.js";
@@ -6,15 +6,15 @@ import { bytes, count, counted, onDisk, set, svg, write } from "./text.js";
 export const ROW = 50;
 export const TOP = 8;
 const OLD_USES = 64;
-const FRAME = 17; // the mark of media, and the room behind it
-const DISK = 15; // that of the disk
+const FRAME = 17; // the width of the sign for media, with a gap
+const DISK = 15; // the width of the sign for the disk, with a gap
 
-/** Where the middle of an item's edge is, from the top. */
+/** Returns the y of the middle of an item's edge. */
 export const middle = (item) => TOP + item.row * ROW + 26;
 
 const levels = (item) => (item.from ? levels(item.from) + 1 : 1);
 
-/** A node: its edge as a bar in three parts, what it says above and its bytes below. */
+/** The mark for a node: a bar in three parts (live, paged out and missing layers), its text above, its bytes below. */
 export class Edge {
   #parts = ["live", "paged", "missing"].map((kind) => svg("rect", { class: `part ${kind}` }));
   #frame = svg("rect", { class: "frame" });
@@ -76,7 +76,7 @@ export class Edge {
   }
 }
 
-/** The nodes that are left out somewhere. */
+/** The mark for nodes that are left out, the children of one node. */
 export class More {
   #name = svg("text", { class: "name" });
   #area = svg("rect", { class: "hit pill", rx: 4 });
@@ -92,10 +92,10 @@ export class More {
   }
 }
 
-/** A mountain in a frame. */
+/** The sign for media: a mountain in a frame. */
 const photo = (x, y) => `M${x} ${y}h12v9h-12zM${x} ${y + 8}l4 -4 3 3 2 -2 3 3`;
 
-/** A cylinder. */
+/** The sign for the disk: a cylinder. */
 const disk = (x, y) => `M${x} ${y + 2}a5 2 0 0 1 10 0v6a5 2 0 0 1 -10 0zM${x} ${y + 2}a5 2 0 0 0 10 0`;
 
 function put(text, x, y, words) {

@@ -3,7 +3,7 @@
 import { oneLine } from "./label.js";
 import { bytes, count, counted, rows, write } from "./text.js";
 
-/** Fills the details; `node` is null once the selected node no longer exists. */
+/** Fills the elements with the details of a node. `node` is null if the chosen node no longer exists. */
 export function describe({ name, text, list }, node) {
   if (!node) {
     write(name, "The node no longer exists");

@@ -1,10 +1,10 @@
-// The picture of the trie, in which the arrow keys move as in any tree.
+// The picture of the trie. The arrow keys move between its items.
 
 import { Edge, More, ROW, TOP, middle } from "./marks.js";
 import { set, svg } from "./text.js";
 import { layout, more, tree } from "./trie.js";
 
-/** Draws into `box`; `onChoose` is called with the chosen node (with its sums), or null once it is gone. */
+/** Draws into `box`. Calls `onChoose` with the chosen node (as `tree` returns it), or null if that no longer exists. */
 export class Picture {
   #box;
   #none;
@@ -33,7 +33,7 @@ export class Picture {
     new ResizeObserver(() => this.#draw()).observe(box);
   }
 
-  /** Another state of the trie. */
+  /** Draws a new state of the trie. */
   show(picture) {
     this.#tree = tree(picture.nodes);
     for (const id of this.#opened.keys()) if (id !== null && !this.#tree.byId.has(id)) this.#opened.delete(id);
@@ -41,7 +41,7 @@ export class Picture {
     if (this.#chosen !== null) this.#onChoose(this.#tree.byId.get(this.#chosen) ?? null);
   }
 
-  /** Another runner: its nodes may have the same names. */
+  /** Forgets the user's choices. Call this for a new runner process, since its nodes may have the same ids. */
   forget() {
     this.#chosen = null;
     this.#opened.clear();
@@ -73,11 +73,11 @@ export class Picture {
     this.#turn();
     this.#rove();
     if (focused && document.activeElement !== focused) {
-      this.#marks.get(this.#current)?.element.focus({ preventScroll: true }); // it was moved or removed
+      this.#marks.get(this.#current)?.element.focus({ preventScroll: true }); // its element was moved or removed
     }
   }
 
-  /** The ways from a node to its children; those of the first row end in a trunk. */
+  /** Draws the paths from nodes to their children. The paths to nodes without a parent begin at the left edge. */
   #turn() {
     const paths = this.#items.map((item) => {
       const x = item.x;
@@ -96,7 +96,7 @@ export class Picture {
     this.#turns.replaceChildren(...paths);
   }
 
-  /** Exactly one item can be reached with Tab. */
+  /** Lets the Tab key reach exactly one item, the current one. */
   #rove() {
     if (!this.#marks.has(this.#current)) this.#current = this.#items[0]?.key ?? null;
     for (const [key, mark] of this.#marks) set(mark.element, { tabindex: key === this.#current ? 0 : -1 });

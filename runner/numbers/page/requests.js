@@ -1,4 +1,4 @@
-// The running and waiting requests: one row each, with a bar for its prompt and one for its answer.
+// The running and waiting requests: a row for each, with a bar for the prompt and a bar for the answer.
 
 import { count, counted, duration, html, percent, rate, write } from "./text.js";
 
@@ -9,7 +9,7 @@ const PHASES = {
   decode: "answering",
 };
 
-/** Keeps one row per request, by its number. */
+/** Shows a row for each request. A request keeps its row between two calls of `draw`. */
 export class Requests {
   #list;
   #none;

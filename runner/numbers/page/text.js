@@ -1,15 +1,15 @@
-// Numbers formatted for people, and elements made of text. Nothing is ever parsed as markup.
+// Formats numbers for people, and makes elements. No text is ever parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const whole = new Intl.NumberFormat("en");
 
-/** `12,345`. */
+/** Formats a whole number: `12,345`. */
 export const count = (number) => whole.format(Math.round(number));
 
-/** `1 node`, `2 nodes`. */
+/** Formats a number with a noun: `1 node`, `2 nodes`. */
 export const counted = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
 
-/** `1.1 GB`, in powers of 1000 as in the runner's own messages. */
+/** Formats bytes: `1.1 GB`, in powers of 1000, as the runner's messages do. */
 export function bytes(number) {
   for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "KB"]]) {
     if (number >= size) return `${(number / size).toFixed(1)} ${unit}`;
@@ -17,17 +17,17 @@ export function bytes(number) {
   return `${Math.round(number)} B`;
 }
 
-/** `83 %`; a share that is nearly nothing or nearly all is not rounded to it. */
+/** Formats a share: `83 %`. A share near 0 or 1 is not rounded to `0 %` or `100 %`. */
 export function percent(share) {
   const value = share * 100;
   if (value > 99 && value < 100) return `${(Math.floor(value * 10) / 10).toFixed(1)} %`;
   return `${value > 0 && value < 1 ? "< 1" : Math.round(value)} %`;
 }
 
-/** `35.1` of something a second. */
+/** Formats a number per second: `35.1`, or `123` without decimals from 100 on. */
 export const rate = (number) => (number > 0 && number < 100 ? number.toFixed(1) : count(number));
 
-/** `38 ms`, `0.42 s`, `12 s`, `3 min 05 s`, `2 h 05 min`, `3 d 4 h`. */
+/** Formats a duration: `38 ms`, `0.42 s`, `12 s`, `3 min 05 s`, `2 h 05 min`, `3 d 4 h`. */
 export function duration(seconds) {
   if (seconds < 0.1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 2 : 1)} s`;
@@ -40,7 +40,7 @@ export function duration(seconds) {
 
 const pad = (number) => String(number).padStart(2, "0");
 
-/** An HTML element with a class and children, which are elements or text. */
+/** Makes an HTML element with a class and children, which are elements or text. */
 export function html(name, style = "", ...children) {
   const made = document.createElement(name);
   if (style) made.className = style;
@@ -48,7 +48,7 @@ export function html(name, style = "", ...children) {
   return made;
 }
 
-/** An SVG element with attributes. */
+/** Makes an SVG element with attributes and children. */
 export function svg(name, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, name);
   set(made, attributes);
@@ -56,7 +56,7 @@ export function svg(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Sets the attributes that differ. */
+/** Sets those attributes of an element whose values differ. */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     const text = String(value);
@@ -64,12 +64,12 @@ export function set(element, attributes) {
   }
 }
 
-/** Replaces the text if it differs, so that nothing flickers and no selection is lost. */
+/** Replaces an element's text if it differs. Equal text is left alone, which keeps the user's selection. */
 export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Fills a <dl> with [name, value] rows; rows that are there are kept. */
+/** Fills a <dl> with [name, value] rows. Reuses the elements of present rows. */
 export function rows(list, pairs) {
   pairs.forEach(([name, value], index) => {
     const row = list.children[index] ?? list.appendChild(html("div", "", html("dt"), html("dd")));
@@ -79,7 +79,7 @@ export function rows(list, pairs) {
   while (list.children.length > pairs.length) list.lastChild.remove();
 }
 
-/** What is told of a node of which something is on disk. */
+/** Returns a phrase about the part of a node that is on disk, or an empty text. */
 export function onDisk({ start, end, stored, restored }) {
   if (restored) return ", brought from disk";
   return stored ? `, ${stored < end - start ? `${counted(stored, "token")} ` : ""}on disk` : "";

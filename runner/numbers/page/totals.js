@@ -1,4 +1,4 @@
-// The runner's counters, as a table and as one-line summaries.
+// Texts about the runner's counters: the rows of a table, and one-line summaries.
 
 import { oneLine } from "./label.js";
 import { bytes, count, counted, duration, percent, rate } from "./text.js";
@@ -13,7 +13,7 @@ const MISSES = {
   window_passed: "outside a sliding window",
 };
 
-/** `mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie`, and the path of a directory. */
+/** Returns `mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie`, and the model's path. */
 export const about = (stats) =>
   [`mlx-runner ${stats.version}`, stats.architecture, stats.device.toUpperCase(), `context of ${count(stats.context_length)} tokens`, `cache ${stats.cache_kind}`, oneLine(stats.path)]
     .filter(Boolean)
@@ -22,29 +22,29 @@ export const about = (stats) =>
 export const requestsNote = ({ parallel, requests: { running, queued } }) =>
   `${count(running)} of ${count(parallel)} running, ${count(queued)} waiting`;
 
-/** Of counts by source: drafts from known text. */
+/** Returns the number of drafts from known text, given the number for each source. */
 const fromText = ({ path = 0, own = 0, earlier = 0 }) => path + own + earlier;
 
 const right = (accepted, drafted, state) =>
   `${count(accepted)} of ${count(drafted)} tokens right${state === "on" ? "" : `, ${state} now`}`;
 
-/** Rows about drafts: those from known text, those of a model, and what was known without a forward. */
+/** Returns rows about drafts: from known text, from a draft model, and first tokens known without a forward. */
 const drafts = ({ drafted, accepted, state, model }) => [
   ...(fromText(drafted) ? [["Drafts", right(fromText(accepted), fromText(drafted), state)]] : []),
   ...(model ? [["Draft model", right(accepted.model ?? 0, drafted.model ?? 0, model.state)]] : []),
   ...(accepted.known ? [["Known first tokens", `${count(accepted.known)}`]] : []),
 ];
 
-/** [name, value] rows of the processes that compute the model together, if there are several. */
+/** Returns [name, value] rows about the ranks, the processes that compute the model together. None for one process. */
 const ranks = ({ members, backend, latency_us, gbit_s }) => members.length === 0 ? [] : [
   ["Ranks", `${members.length} by ${backend}, ${count(latency_us)} µs, ${gbit_s.toFixed(1)} Gbit/s`],
   ...members.map(({ rank, memory_bytes }) => [`Memory of rank ${rank}`, bytes(memory_bytes)]),
 ];
 
-/** A row with a mean over all the time that was spent on it, if any was. */
+/** Returns a row with the mean speed, or no row if no time was spent. */
 const speed = (name, tokens, seconds) => seconds ? [[name, `${rate(tokens / seconds)} tokens/s`]] : [];
 
-/** [name, value] rows about the whole run. */
+/** Returns [name, value] rows about everything since the runner's start. */
 export function totals(stats) {
   const { requests, tokens, slices, cache } = stats;
   const others = [["Ended at their limit", requests.length], ["Cancelled", requests.cancelled], ["Failed", requests.failed], ["Refused", requests.refused]];

@@ -1,8 +1,8 @@
-// The layout of the trie in the picture: nodes in, positions out, and no side effects.
+// Computes the positions of nodes in the picture of the trie, without side effects.
 //
-// Every visible branch has a row. A node is in the row of its first child, so that the oldest path is a straight line and
-// the others branch off below it. The length of an edge grows with the square root of its tokens, so that short edges stay
-// visible beside long ones; its width grows with the square root of the bytes of its subtree.
+// Every visible branch has a row. A node is in the row of its first child, so the oldest path is a straight line, and
+// other paths branch off below it. An edge's length grows with the square root of its number of tokens, so that short
+// edges stay visible beside long ones. An edge's thickness grows with the square root of the bytes of its subtree.
 
 import { room } from "./label.js";
 import { bytes, count } from "./text.js";
@@ -19,7 +19,7 @@ const SHORTEST_NARROW = 36;
 const THINNEST = 3;
 const THICKEST = 18;
 
-/** The nodes with what follows from their being a tree: children, and the sums over what hangs below. */
+/** Links nodes to parents (`above`) and children, and sums bytes and counts over each subtree. */
 export function tree(nodes) {
   const all = nodes.map((node) => ({
     ...node, children: [], weight: node.bytes, count: 1, first: node.id, above: null, latest: node.idle_uses,
@@ -42,11 +42,11 @@ export function tree(nodes) {
 }
 
 /**
- * The items to draw and the size that they need: { items, width, height in rows }.
+ * Returns the items to draw and the size of the picture: { items, width in pixels, number of rows }.
  *
- * An item has `key`, `row`, `x`, `length`, `from` (the item it turns off from, or null), and either `node` with its
- * `thickness`, or `hidden` and the `words` for them: the nodes that are left out there. `opened` maps the id of a node (null: the root) to how
- * many more of its children are shown than there is room for by themselves. `chosen` is shown in any case.
+ * An item has `key`, `row`, `x`, `length` and `from` (the parent's item, or null). An item for a node has `node` and
+ * `thickness`. An item for nodes that are left out has these nodes (`hidden`) and a text about them (`words`). `opened`
+ * maps a node's id (null: the root) to the number of hidden children to show, too. The node `chosen` is always shown.
  */
 export function layout({ all, byId, roots }, { width, opened, chosen }) {
   const shown = choose(all, byId, opened, chosen, roots);
@@ -76,10 +76,10 @@ export function layout({ all, byId, roots }, { width, opened, chosen }) {
   return { items, width: wide, rows: items.length ? rows + 1 : 0 };
 }
 
-/** How many of the hidden children a click shows. */
+/** Returns `opened` after a click on the mark for the hidden children of a node: some more of them are shown. */
 export const more = (opened, id) => new Map(opened).set(id, (opened.get(id) ?? 0) + MORE_AT_ONCE);
 
-/** What is drawn: what is in use and what is large, as many branches as fit, and what was asked for. */
+/** Returns the nodes to draw: as many as fit (used nodes first, then large nodes), and nodes that a click asked for. */
 function choose(all, byId, opened, chosen, roots) {
   const order = [...all].sort((a, b) => (b.locks > 0) - (a.locks > 0) || b.weight - a.weight);
   const shown = new Set();
@@ -100,7 +100,7 @@ function choose(all, byId, opened, chosen, roots) {
     }
   }
   for (let node = byId.get(chosen); node; node = node.above) shown.add(node);
-  for (const node of shown) { // a single hidden node would take as much room as the mark for it
+  for (const node of shown) { // the mark for a single hidden node needs as much room as the node
     const hidden = node.children.filter((child) => !shown.has(child));
     if (hidden.length === 1 && shown.size < MOST_NODES) shown.add(hidden[0]);
   }
@@ -110,9 +110,9 @@ function choose(all, byId, opened, chosen, roots) {
 
 const heaviest = (nodes) => nodes.reduce((most, node) => (most && most.weight >= node.weight ? most : node), null);
 
-/** Gives every item its place from left to right, and returns the width that is needed: more only if it must be. */
+/** Sets `x` and `length` of every item, to fit into `width` if possible. Returns the width of the picture. */
 function stretch(items, width) {
-  const shortest = width < NARROW ? SHORTEST_NARROW : SHORTEST; // the picture scrolls before it drops the words
+  const shortest = width < NARROW ? SHORTEST_NARROW : SHORTEST; // long enough for words: a narrow picture scrolls
   const span = (item, scale) =>
     item.node ? Math.max(shortest, scale * Math.sqrt(item.node.end - item.node.start)) : item.length;
 
