@@ -135,7 +135,7 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
     tags = [found.tag for found in stored if found.folded[:-1] == name.folded[:-1]]
     if tags:
         advice = f"its tags are {', '.join(tags)}"
-    elif any(os.path.isdir(models_dir / tree) for tree in (LEGACY, CURRENT)):  # noqa: PTH112 - as above
+    elif any(os.path.isdir(models_dir / tree) for tree in (LEGACY, CURRENT)):  # noqa: PTH112 - is_dir may raise
         advice = "`ollama list` names the models that are there, --models-dir another store"
     else:
         advice = f"{models_dir} holds no models: --models-dir names the store"
