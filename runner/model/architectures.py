@@ -28,8 +28,7 @@ UNNEEDED = {
     "mtp": re.compile(r"(?:.+\.)?mtp(?:_\w+)?\."),
     "rotary tables": re.compile(r".+\.rotary_emb\.inv_freq$"),
 }
-"""Part of a model -> a pattern of the names of its tensors, which no text model needs. `mtp` is multi-token
-prediction."""
+"""Part of a model that text models do not need -> a pattern of the part's tensors. `mtp`: multi-token prediction."""
 
 Rename = tuple[str, str]
 
@@ -42,16 +41,14 @@ class Library(Protocol):
     title: str
 
     def module_config(self, family: "Family", read: Callable[[str], Config]) -> Config:
-        """Returns the configuration that `make_module` needs. `read(name)` returns the object in the model's file
-        `name`."""
+        """Returns the configuration for `make_module`. `read(name)` returns the object in the model's file `name`."""
 
     def make_module(self, module: str, config: Config) -> "Module":
         """Returns a fresh module with random, lazy parameters. Imports the package. Raises ModelError if the import
         fails or the configuration does not fit."""
 
     def why_not(self, module: str, *, batches: bool) -> str:
-        """Returns the reason why answers must not share a forward (if `batches`) or not be drafted (if not); else
-        empty."""
+        """Returns the reason not to join answers in a forward (`batches`), or not to draft answers; else empty."""
 
 
 class Family(NamedTuple):
@@ -61,7 +58,7 @@ class Family(NamedTuple):
     object. `flat` is the family of a config without that object. `unwrapped` is true if the module is built from that
     object alone. `required` are fields without a right default in mlx-lm. `defaults` are values for missing fields that
     mlx-lm's class requires or this runner checks. `renames` are pairs (pattern, replacement) for tensor names, applied
-    in order. `head` is the name of the output projection, after renaming.
+    in order. `head` is the name of the output projection after that.
     """
 
     module: str
@@ -260,7 +257,7 @@ COMPUTED_TENSORS = {
     "muse_spark": (r".+\.self_attn\.(q|k|v|g|gate)_proj\.weight", ""),
 }
 """mlx-lm module -> a pattern of names, and a config field. `sanitize` computes with these tensors, if the field is
-empty or true. They must be unpacked first, but no trial shows it: the result is cast back, or Ollama packs the parts
+empty or true. They must be unpacked first, but no trial shows it: the result is cast back, or Ollama packs it
 otherwise."""
 
 TRIED = frozenset(
@@ -300,8 +297,7 @@ UNDRAFTABLE = {
 """mlx-lm module -> the reason why drafts would change an answer."""
 
 ENCODERS = frozenset({"embedding_gemma2"})
-"""This runner's modules that make embeddings of texts. They have no cache and no logits, so the three tables above do
-not list them."""
+"""This runner's modules that make embeddings of texts. They are in no table above: they have no cache and no logits."""
 
 DECIDERS = {"ClefForDecision": "clef", "LayaForDecision": "laya"}
 """Architecture of a model that scores options with a head of its own -> the package of mlx-vlm that computes it."""
@@ -333,10 +329,7 @@ class ChooseFamily(Protocol):
 
 def family_of(architecture: str, config: Config, *, from_store: bool = True) -> Family:
     """Returns the row of `architecture`, else a family made from the `model_type`. Raises ModelError if there is no
-    module.
-
-    For a directory, a `model_type` with another module than the row's takes precedence over the row, as in mlx-lm.
-    """
+    module. For a directory, a `model_type` with another module takes precedence over the row, as in mlx-lm."""
     if architecture in OLLAMA_ONLY:
         what = OLLAMA_ONLY[architecture]
         raise ModelError(f"unsupported architecture: {architecture}, which {what}: only Ollama's own runner serves it")
@@ -360,8 +353,7 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
 
 
 def _is_module(name: str) -> bool:
-    """Returns True if mlx-lm has the module `name`. Names come from files, so a name with a dot or a slash is
-    refused."""
+    """Returns True if mlx-lm has the module `name`. Names come from files: a name with a dot or a slash is refused."""
     plain = re.fullmatch(r"[A-Za-z0-9][\w-]*", name)
     return plain is not None and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 

@@ -20,8 +20,7 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 class DecoderArgs(BaseModelArgs):
-    """The config fields that the classes in this file read. A subclass must be a data class with all of these
-    fields."""
+    """The config fields that the classes in this file read. A subclass must be a data class with all these fields."""
 
     model_type: str
     vocab_size: int
@@ -54,8 +53,8 @@ class DecoderArgs(BaseModelArgs):
 
 
 class Experts(Module):
-    """A layer of experts. A subclass chooses a few for each token, and may set `shared_experts`, which all tokens
-    use."""
+    """A layer of experts. A subclass chooses a few for each token. All tokens use the `shared_experts`, if it has
+    any."""
 
     def __init__(self, args: DecoderArgs, width: int, *, averages: bool = False) -> None:
         Module.__init__(self)  # MLX's __init__ is not typed
@@ -67,8 +66,8 @@ class Experts(Module):
         self.sharding_group: mx.distributed.Group | None = None
 
     def mix(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """Returns the sum [B, L, D] of the outputs for `x` [B, L, D] of the experts `chosen`, times `weights` (both [B,
-        L, K])."""
+        """Returns [B, L, D]: the outputs for `x` [B, L, D] of the experts `chosen` [B, L, K], summed by their
+        `weights`."""
         rows = self.switch_mlp(x, chosen)
         mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype)
         if "shared_experts" in self:

@@ -47,8 +47,7 @@ def small_count(config: Config, key: str, default: int | None = None) -> int:
 
 
 def first_size(default: int, *places: tuple[Config, str]) -> int:
-    """Returns the first size that a field in `places` has; else `default`. A place is an object, and the key of its
-    field."""
+    """Returns the first size that a field in `places` has; else `default`. A place is an object and a field's key."""
     return next((size(config, key, most=_MOST_FIRST) for config, key in places if config.get(key)), default)
 
 
@@ -69,8 +68,7 @@ def flag(config: Config, key: str) -> bool:
 
 
 def expect(config: Config, key: str, known: str) -> None:
-    """Raises UnknownError if the field `key` has another value than `known`, the only value that this runner
-    supports."""
+    """Raises UnknownError if the field `key` has another value than `known`, the only supported value."""
     found = config.get(key)
     if found is not None and found != known:
         raise UnknownError(f"config.json: {key}: want {known!r}, found {found!r}")

@@ -22,8 +22,7 @@ _LISTED = 6
 
 
 def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
-    """Returns tensor name -> layer name, for tensors of layers beyond the number in `config`, the text model's
-    config."""
+    """Returns tensor name -> layer name, for layers beyond the number of layers in `config`, the text model's."""
     count = config.get("num_hidden_layers")
     if type(count) is not int or count <= 0:
         return {}
@@ -43,8 +42,8 @@ def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
 
 
 def check_layer_count(text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
-    """Raises ModelError if the config counts more layers than the model holds: such a number could make a huge
-    module."""
+    """Raises ModelError if the config counts more layers than the model holds. A hostile count would fill the
+    memory."""
     found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
     for field in _COUNTS:
         wanted = text.get(field)

@@ -36,11 +36,8 @@ _MEANT: dict[str, frozenset[str]] = {
     "sliding_window": frozenset({"exaone4"}),
     "sliding_window_pattern": frozenset({"exaone4"}),
 }
-"""Field -> the mlx-lm modules for which null is a real value of the field, although the field's default differs.
-
-Null then means, for example: queries without compression, no shared experts, as many key heads as query heads. A test
-tries every field of every module.
-"""
+"""Field -> the mlx-lm modules for which null is a real value, although the field's default differs. Null then means,
+for example: queries without compression, no shared experts, as many key heads as query heads. A test tries all."""
 
 
 def without_nulls(value: Config) -> Config:
@@ -98,8 +95,7 @@ def _read_object(value: Config) -> Config | float:
 
 
 def module_config(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> Config:
-    """Returns a copy of `config`, adapted so that mlx-lm's module reads it correctly. Raises ModelError for bad
-    fields."""
+    """Returns a copy of `config` that mlx-lm's module reads correctly. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
     mended["model_type"] = family.module if family.is_listed else config.get("model_type")
     text = text_config(mended, family)
@@ -143,8 +139,7 @@ def text_config(config: Config, family: Family) -> Config:
 
 
 def context_length(config: Config, family: Family) -> int:
-    """Returns the context length in tokens: from the first config field that has one, else the family's; 0 if
-    unknown."""
+    """Returns the context length in tokens: from the first config field that has one, else the family's; else 0."""
     parts = (text_config(config, family), config)
     lengths = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
     found = next((length for length in lengths if type(length) is int and length > 0), family.context_default)
@@ -152,8 +147,8 @@ def context_length(config: Config, family: Family) -> int:
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Returns True if the head shares the embedding's weights: loading then reads no head. `module_config` made
-    `config`."""
+    """Returns True if `config`, made by `module_config`, ties the head to the embedding's weights. Loading skips the
+    head."""
     return module_text(config, family).get("tie_word_embeddings") is True
 
 
@@ -164,13 +159,12 @@ def is_untied(config: Config, family: Family) -> bool:
 
 
 def module_text(config: Config, family: Family) -> Config:
-    """Returns the part of `config` that describes the text model. `module_config` must have made `config`."""
+    """Returns the part of `config`, made by `module_config`, that describes the text model."""
     return config if family.unwrapped else text_config(config, family)
 
 
 def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> int:
-    """Returns the number of tokens in the vocabulary, from a config made by `module_config`, or from the embedding;
-    else 0."""
+    """Returns the number of tokens in the vocabulary: from the module's config, else from the embedding; else 0."""
     if family.library is not None and (rows := _vocabulary_rows(tensors)):
         return rows  # the library's classes may have another default
     for part in (module_text(config, family), config):
@@ -186,11 +180,9 @@ def _vocabulary_rows(tensors: Mapping[str, LogicalTensor]) -> int:
 
 
 def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
-    """Sets `tie_word_embeddings`. In a listed family it is true if the file says so or has no output projection. In
-    another family, a missing field follows the top level, or is false if there is an output projection.
-
-    Some of mlx-lm's modules read a missing field as true and drop the projection: wrong logits without an error.
-    """
+    """Sets `tie_word_embeddings`: true in a listed family if the file says so or has no output projection; in another
+    family, if it is missing, as the top level has it, or false if there is an output projection. Some of mlx-lm's
+    modules read a missing field as true and drop the projection: wrong logits without an error."""
     has_head = any(name.endswith(family.head) for name in tensors)
     said = [part.get("tie_word_embeddings") for part in (config, text)]
     if family.is_listed:

@@ -42,7 +42,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 class OpenedModel(NamedTuple):
     """A model whose files are found and whose headers are checked. Immutable; any thread may read it.
 
-    `config` is `config.json` as stored. mlx-lm's module is built from `module_config`. `tensors` are the tensors that
+    `config` is `config.json` as stored; mlx-lm's module is built from `module_config`. `tensors` are the tensors that
     loading reads, by the names that the module's `sanitize` knows.
     """
 
@@ -108,7 +108,7 @@ class OpenedModel(NamedTuple):
         return self.checkpoint.file(name)
 
     def json_file(self, name: str) -> dict[str, object]:
-        """Returns the object in the JSON file `name`; {} if the model has no such file. Raises ModelError for a broken
+        """Returns the object in the JSON file `name`; {} if there is no such file. Raises ModelError for a broken
         file."""
         try:
             found = json_files.parse(self.file(name) or b"{}")
@@ -120,10 +120,8 @@ class OpenedModel(NamedTuple):
 
 
 def open_model(model: str, models_dir: Path, choose: ChooseFamily = family_of) -> OpenedModel:
-    """Opens `model`: the name of a model in the store `models_dir`, or the path of a directory.
-
-    Needs only milliseconds, because it reads no weights. Raises ModelError if anything is missing or broken.
-    """
+    """Opens `model`: the name of a model in the store `models_dir`, or the path of a directory. Needs only
+    milliseconds, because it reads no weights. Raises ModelError if anything is missing or broken."""
     return open_checkpoint(find_checkpoint(model, models_dir), choose=choose)
 
 

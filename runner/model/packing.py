@@ -27,8 +27,7 @@ class Packing(NamedTuple):
 
 
 def find_packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Packing | None:
-    """Returns the packing of `in_dims` values in `words` 32-bit words with `groups` scales; None if MLX has no such
-    packing."""
+    """Returns the packing of `in_dims` values in `words` 32-bit words with `groups` scales; None if MLX has none."""
     if min(in_dims, words, groups) < 1 or words * WORD_BITS % in_dims or in_dims % groups:
         return None
     bits, group_size = words * WORD_BITS // in_dims, in_dims // groups

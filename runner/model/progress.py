@@ -10,13 +10,12 @@ _EVERY_S = 1.0
 
 
 class Progress:
-    """Counts the bytes that are done, and logs them at most once a second. A subclass may report otherwise.
-    Thread-safe."""
+    """Counts the bytes that are done, and logs them once a second; a subclass may report otherwise. Thread-safe."""
 
     def __init__(
         self, log: Log, what: str, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`what` is the log message, such as `loading`. `total` and `done` are bytes: of all work, and before the
+        """`what` is the log message, such as `loading`. `total` and `done` are bytes; `done` were done before the
         start."""
         self.total = total
         self.done = done

@@ -84,8 +84,7 @@ def _at(part: Config, path: str) -> object:
 
 
 def _check_layers(part: Config, module: str, rows: Iterable[FieldRow]) -> None:
-    """Raises ModelError if one layer's value of a field differs from the others', and neither a row nor `module` reads
-    it."""
+    """Raises ModelError if one layer has another value of a field, and neither a row nor `module` reads that value."""
     if _PER_LAYER not in part:
         return
     kinds = part.get("layer_types")
@@ -149,7 +148,7 @@ def spelt(row: FieldRow, part: Config) -> list[object]:
 
 
 def letters(row: FieldRow, part: Config) -> str | None:
-    """Returns a text with a letter for each layer; None if all layers are of one kind. `about` has pairs
+    """Returns one letter for each layer, as a text; None if all layers are of a kind. `about` has pairs
     `KIND=LETTER`."""
     return "".join(map(str, spelt(row, part))) if len(set(map(str, _kinds(row, part)))) > 1 else None
 
@@ -160,8 +159,8 @@ def constant(row: FieldRow, part: Config) -> object:  # noqa: ARG001
 
 
 def times(row: FieldRow, part: Config) -> int:
-    """Returns the number at `path` times a factor. `about` has the factor or the name of its field, and numbers to
-    add."""
+    """Returns the number at `path` times a factor: the first word of `about`, or its field. Adds the other words, if
+    any."""
     found, (factor, *more) = _at(part, row.path), row.about.split()
     by = part.get(factor, factor)
     try:

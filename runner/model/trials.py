@@ -7,9 +7,7 @@ import mlx.core as mx
 
 def difference(ours: mx.array, right: mx.array) -> float:
     """Returns the largest error at a position: the norm of the difference, divided by the spread of the right logits.
-
-    `ours` and `right` are logits [L, V]. 0 means equal; 1.4, unrelated logits of the same spread; infinity, some NaN.
-    """
+    Both are [L, V]. 0 means equal; 1.4, unrelated logits of the same spread; infinity, that some are NaN."""
     closed = right == -mx.inf  # some models never choose certain tokens
     ours, right = (mx.where(closed, 0, x.astype(mx.float32)) for x in (ours, right))
     spread = mx.linalg.norm(right - mx.mean(right, -1, keepdims=True), axis=-1)

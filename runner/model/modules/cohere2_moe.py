@@ -42,8 +42,7 @@ class ModelArgs(DecoderArgs):
     tie_word_embeddings: bool = True
     sliding_window: int = 4096
     sliding_window_pattern: int = 4
-    """A layer whose number is a multiple of this sees all tokens. The first layer after the dense ones has the number
-    1."""
+    """A layer whose number is a multiple of this sees all tokens. The first layer that is not dense has number 1."""
     layer_types: list[str] | None = None
     num_experts: int = 8
     num_experts_per_tok: int = 2
@@ -56,8 +55,7 @@ class ModelArgs(DecoderArgs):
     mlp_layer_types: list[str] | None = None
     prefix_dense_intermediate_size: int | None = None
     prefix_dense_sliding_window_pattern: int = 1
-    """The same for the dense layers, counted from 1. If this is 1, dense layers see all tokens but have rotary
-    positions."""
+    """The same for the dense layers, counted from 1. If it is 1, they have rotary positions but see all tokens."""
 
     def __post_init__(self) -> None:
         """Fills in missing fields from other fields. Raises ValueError for contradictions and unknown values."""
@@ -112,8 +110,8 @@ class CohereAttention(Module):
         self.rope = RoPE(width, traditional=True, base=args.rope_theta)
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns the output [B, L, D] for `x` [B, L, D]. Adds the keys and values of `x` to `cache`, unless it is
-        None."""
+        """Returns the output [B, L, D] for `x` [B, L, D]. Adds the keys and values of `x` to `cache`, if there is
+        one."""
         queries = self._split(self.q_proj(x), self.n_heads)
         keys, values = (self._split(part(x), self.n_kv_heads) for part in (self.k_proj, self.v_proj))
         if self.turns:
@@ -181,8 +179,8 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, args.make_norm())
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of `inputs` [B, L]. These tokens follow the tokens in `cache`, and are added to
-        it."""
+        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`, and adds
+        them."""
         return self.head(self.model(inputs, cache)) * self.args.logit_scale
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

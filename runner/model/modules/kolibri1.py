@@ -105,16 +105,15 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, RMSNorm(args.hidden_size, args.rms_norm_eps))
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of `inputs` [B, L]. These tokens follow the tokens in `cache`, and are added to
-        it."""
+        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`, and adds
+        them."""
         hidden = self.model(inputs, cache)
         if self.args.head_dtype == "float32":
             hidden = hidden.astype(mx.float32)
         return self.head(hidden)
 
     def cast_predicate(self, name: str) -> bool:
-        """Returns True if the parameter `name` may lose precision; False if it is used together with float32
-        numbers."""
+        """Returns True if the parameter `name` may lose precision; False if it computes with float32 numbers."""
         wide = (
             "mlp.gate.weight",
             "mlp.expert_bias",
@@ -123,8 +122,8 @@ class Model(DecoderModel):
         return not name.endswith(wide)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns `weights` by this module's names. Stacks separate experts, and converts to float32 what must not lose
-        precision."""
+        """Returns `weights` by this module's names. Stacks separate experts, and converts parameters that need
+        float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
         named = DecoderModel.sanitize(self, named)
         for name, array in named.items():

@@ -23,8 +23,8 @@ class LogicalTensor(NamedTuple):
     """One tensor of a model: a plain weight, or packed words with their scales and biases.
 
     `name` is the name in the checkpoint, such as `model.norm.weight`. A plain tensor has only `weight`. Affine modes
-    have `scale` and `bias`, both [..., out, in/group]. Floating-point modes have a `scale` of bytes, and in NVIDIA's
-    exports also a `global_scale`.
+    have `scale` and `bias` [..., out, in/group]. Other modes have a `scale` of bytes, and NVIDIA's exports a
+    `global_scale`.
     """
 
     name: str
@@ -84,11 +84,9 @@ class ModelCheckpoint(NamedTuple):
     missing_file: str
     """The message for a missing file, with `{}` in place of the file's name."""
     unreadable: Mapping[str, LogicalTensor] = {}
-    """Tensors of unreadable files, without shapes, by the tensor's name or, if that is unknown, by the file's or
-    layer's."""
+    """Tensors of unreadable files, without shapes. An unknown tensor has the name of its file or layer."""
     draft_bytes: Mapping[str, int] = {}
-    """Layer name -> bytes, for the tensor layers of a draft model stored with this model. Their blobs were not
-    opened."""
+    """Layer name -> bytes, for the tensor layers of a draft model stored with this model. They were not opened."""
     manifest: Mapping[str, object] = {}
     """The store's manifest as it was read; empty for a directory."""
     children: Sequence[Child] = ()
@@ -110,8 +108,7 @@ class ModelCheckpoint(NamedTuple):
             raise ModelError(f"layer {name}: {error}" if self.from_store else str(error)) from error
 
     def required_file(self, name: str) -> bytes:
-        """Returns the content of the text file `name`. Raises ModelError; the caller must add the name to the
-        message."""
+        """Returns the content of the text file `name`. Raises ModelError; its message may lack the name."""
         file = self.files.get(name)
         if file is None:
             raise ModelError(self.missing_file.format(name))
@@ -126,8 +123,7 @@ def placeholder_tensor(name: str, file: Path) -> LogicalTensor:
 def merge_tensors(
     groups: Iterable[Iterator[LogicalTensor]], report: ReportFault = raise_fault
 ) -> dict[str, LogicalTensor]:
-    """Returns the tensors of all `groups` by name. Reports a name that occurs in two files, and keeps the first
-    tensor."""
+    """Returns the tensors of all `groups` by name. Reports a name that is in two files, and keeps the first tensor."""
     tensors: dict[str, LogicalTensor] = {}
     for group in groups:
         for tensor in group:

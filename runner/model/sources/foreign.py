@@ -18,8 +18,7 @@ _HEADS = {
     b"pk\x03\x04": "a checkpoint of PyTorch: download the model as safetensors",
     b"<!doctype html": "a web page: download the file itself (`hf download ORG/NAME --local-dir DIR`)",
 }
-"""The first bytes of a file, in lower case -> the kind of file, and advice. No file of a valid model begins like
-this."""
+"""The first bytes of a file, in lower case -> the kind of file, and advice. No file of a model begins like this."""
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pth", ".gguf", ".npz"})
 _MOST_FOLDERS = 100
 
@@ -69,8 +68,7 @@ def refuse_without_weights(directory: Path, pattern: str, names: Sequence[str], 
 
 
 def _what_it_is(directory: Path, names: set[str], others: Sequence[str], folders: Sequence[str]) -> str:
-    """Returns the kind of the directory, with advice; empty if unknown. `others` are weight files that cannot be
-    served."""
+    """Returns the kind of the directory, with advice; empty if unknown. `others` are weight files of other kinds."""
     if "adapter_config.json" in names:
         return (
             "it is an adapter (adapter_config.json); merge it into its base model (mlx_lm.fuse, or merge_and_unload of"

@@ -47,11 +47,8 @@ def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path
 
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
     """Returns the file of the manifest `name`: a blob with this digest, else a tag in either tree, else a tag whose
-    name differs only in case; None if there is none.
-
-    Ignores a dangling link in the current tree. Raises ModelError if the user lacks permission, or if several blobs
-    begin with the digest.
-    """
+    name differs only in case; None if there is none. Ignores a dangling link in the current tree. Raises ModelError if
+    the user lacks permission, or if several blobs begin with the digest."""
     if name.digest:
         found = [path for path in (models_dir / BLOBS).glob(f"sha256-{name.digest}*") if _BLOB.fullmatch(path.name)]
         if len(found) > 1:
@@ -73,11 +70,8 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
 
 
 def stored_tags(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
-    """Yields the name and the file of every tag, the current tree first. If both trees have a name, yields the first
-    only.
-
-    Skips files at another depth, with an invalid name such as `.DS_Store`, or in an unreadable folder.
-    """
+    """Yields the name and the file of every tag, the current tree first. Yields a name in both trees only once. Skips
+    files at another depth, with an invalid name such as `.DS_Store`, or in an unreadable folder."""
     seen = set[ModelName]()
     for tree in (CURRENT, LEGACY):
         for path in sorted((models_dir / tree).glob("*/*/*/*")):
@@ -96,11 +90,8 @@ def tag_name(path: Path) -> ModelName:
 
 
 def read_manifest(models_dir: Path, path: Path) -> Manifest:
-    """Reads the manifest in `path`, a result of `find_manifest`. From a manifest list, takes the first child for this
-    runner.
-
-    Reads the file only once. Checks links as Ollama does. Raises ModelError.
-    """
+    """Reads the manifest in `path`, a result of `find_manifest`, once. From a list, takes the first child for this
+    runner. Checks links as Ollama does. Raises ModelError."""
     children: list[Child] = []
     try:
         content = parse_object(_PARSING, path, _read_tag(models_dir, path))
@@ -129,8 +120,7 @@ def read_manifest(models_dir: Path, path: Path) -> Manifest:
 
 
 def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
-    """Returns the error for a missing model. Hosts see Go's message and advice, people the names of the stored
-    models."""
+    """Returns the error for a missing model. Hosts see Go's message and advice, people the names of stored models."""
     stored = [found for found, _ in stored_tags(models_dir)]
     tags = [found.tag for found in stored if found.folded[:-1] == name.folded[:-1]]
     if tags:
@@ -177,8 +167,7 @@ def _read_blob(blob: Path) -> bytes:
 
 
 def parse_object(what: str, path: Path, data: bytes) -> Mapping[str, object]:
-    """Returns the JSON object in `data`, the content of `path`. Raises a ModelError that begins with `what`, the kind
-    of file."""
+    """Returns the JSON object in `data`, the content of `path`. Raises ModelError: its message begins with `what`."""
     try:
         content = json_files.parse(data)
     except ValueError as error:

@@ -90,8 +90,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
 
 def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
-    """Returns tensor name -> file name, by the index; {} without a readable index. Passes the fault of an index to
-    `warn`."""
+    """Returns tensor name -> file name, by the index; {} without a readable one, of which `warn` gets the fault."""
     if index is None:
         return {}
     try:

@@ -133,8 +133,8 @@ def _layers(
 
 
 def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
-    """Returns the layer of one manifest entry. Raises ModelError for a bad entry; checks the digest before it joins a
-    path."""
+    """Returns the layer of one manifest entry. Raises ModelError for a bad entry; a digest becomes a path only after
+    that."""
     if not isinstance(item, dict):
         raise ModelError(f"parse manifest: {path}: a layer is not an object: {item!r}")
     media_type, name, digest, size = (item.get(key) for key in ("mediaType", "name", "digest", "size"))
@@ -202,7 +202,6 @@ def _tensors(
 
 
 def _is_companion(key: str, entries: Mapping[str, HeaderEntry]) -> bool:
-    """Returns True if `key` holds scales or biases of another key. `router.scale` is no such key if there is no
-    `router`."""
+    """Returns True if `key` holds scales or biases of another key. `router.scale` does not if there is no `router`."""
     base, dot, last = key.rpartition(".")
     return dot + last in _COMPANIONS and base in entries and f"{base}.scale" in entries

@@ -36,8 +36,7 @@ FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
 class HeaderEntry(NamedTuple):
-    """One array in a file: the file's path, the array's name there, its type and shape, and the byte where its data
-    starts."""
+    """One array in a file: the file's path, the array's key there, its type and shape, and its data's first byte."""
 
     file: Path
     key: str
@@ -51,11 +50,8 @@ class HeaderEntry(NamedTuple):
 
 
 def read_tensor_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
-    """Returns the arrays of one safetensors file by name.
-
-    `size_bytes` is the file's size according to the manifest. Raises a ModelError that names the file, the key and the
-    fault.
-    """
+    """Returns the arrays of one safetensors file by key. `size_bytes` is the file's size according to the manifest.
+    Raises a ModelError that names the file, the key and the fault."""
     with open_file(path, size_bytes) as (file, found_bytes):
         prefix = file.read(_LENGTH_BYTES)
         if len(prefix) < _LENGTH_BYTES:

@@ -46,8 +46,7 @@ def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
-    """Builds the module from placeholders. Returns the module, and the recipe for its weights. Raises ModelError if
-    anything does not fit."""
+    """Returns the module made of placeholders, and the recipe for its weights. Raises ModelError for a misfit."""
     check_kernels(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
@@ -94,8 +93,7 @@ def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> We
 
 
 def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
-    """Gives a fresh module its weights. A layer with packed weights becomes a packed layer. Raises ModelError if
-    anything does not fit."""
+    """Gives a fresh module its weights; packed weights make a packed layer. Raises ModelError for a misfit."""
     quantize_layers(opened, module, weights)
     module.eval()  # some layers create their parameters only in this mode
     check_parameters(opened, parameters_of(module), weights)

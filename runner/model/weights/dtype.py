@@ -80,11 +80,8 @@ class DtypePlan(NamedTuple):
 
 
 def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
-    """Returns the types that `--dtype wanted` means for `module`, from the shapes and types of its parameters, which
-    may be placeholders.
-
-    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory.
-    """
+    """Returns the types that `--dtype wanted` means for `module`. Its parameters may be placeholders. `budget_bytes` is
+    the limit for weights, caches and computing together; None stands for all available memory."""
     parameters = [*parameters_of(module).items()]
     own = _most(parameters)
     if wanted in _TYPES:
@@ -123,8 +120,7 @@ def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
 
 
 def _may_shrink(module: Module) -> Callable[[str], bool]:
-    """Returns a test of a parameter's name: True if the parameter may lose precision, by the rule of mlx-lm's
-    conversions."""
+    """Returns the rule of mlx-lm's conversions: a test of a parameter's name, True if it may lose precision."""
     predicate = cast("Callable[[str], bool]", getattr(module, "cast_predicate", lambda _: True))
     return lambda name: not name.endswith(_FACTOR) and predicate(name)
 

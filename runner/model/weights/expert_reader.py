@@ -28,8 +28,7 @@ ExpertStacks = dict[str, list[LogicalTensor]]
 
 _EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
 _THREADS = 4
-"""The number of reading threads, equal to MLX's. Each thread has one file open, only reads files and never calls
-MLX."""
+"""The number of reading threads, equal to MLX's. Each has one file open, reads only files and never calls MLX."""
 _KEY = "stack"
 
 
@@ -73,8 +72,7 @@ def _seen(shapes: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> set[st
 
 
 class ExpertReader:
-    """Reads stacks of experts with a pool of threads. Only the thread that owns MLX may use it. Must be closed after
-    use."""
+    """Reads stacks of experts with a pool of threads. Only the thread that owns MLX may use it. Must be closed."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
@@ -84,7 +82,7 @@ class ExpertReader:
         self._pool.shutdown()
 
     def read_stack(self, experts: Sequence[LogicalTensor]) -> Arrays:
-        """Returns the evaluated arrays [E, ...] of a stack of `experts`. Raises a ModelError that names the faulty
+        """Returns the evaluated arrays [E, ...] of a stack of `experts`. Raises a ModelError that names a faulty
         file."""
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._stack(words), *(self._stack(parts) if parts[0] else None for parts in companions))

@@ -34,11 +34,8 @@ def possible_layouts(module: str, weights: Weights) -> list[ExpertLayout]:
 @contextmanager
 def with_layout(weights: Weights, layout: ExpertLayout, rename: Callable[[str], str] = str) -> Iterator[Weights]:
     """Yields `weights` in `layout`, for the caller to pass to `sanitize`. Inside the block, stacking all slices of a
-    stack copies nothing.
-
-    The arrays are new objects, because some of mlx-lm's methods change arrays in place (`array *= factor`). `rename`
-    changes the names of stacks.
-    """
+    stack copies nothing. The arrays are new objects, because some of mlx-lm's methods change arrays in place (`array *=
+    factor`). `rename` changes the names of stacks."""
     slices = _StackSlices()
     own = {name: mx.array(array) for name, array in weights.items()}
     genuine = mx.stack
@@ -84,8 +81,7 @@ class _StackSlices:
 
 
 def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
-    """Returns `weights` with all experts in stacks by mlx-lm's usual names. Raises ModelError if an expert is
-    missing."""
+    """Returns `weights` with all experts stacked by mlx-lm's usual names. Raises ModelError if an expert is missing."""
     result: Weights = {}
     parts: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():

@@ -71,8 +71,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def has_16_bit_experts(self) -> bool:
-        """True if there are unpacked 16-bit experts. On a CPU, MLX raises an error in the first forward with such
-        experts."""
+        """True if there are unpacked 16-bit experts. On a CPU, MLX raises an error in their first forward."""
         # mlx-vlm has a class of the same name.
         experts = (each for each in self.module.modules() if type(each).__name__ == SwitchLinear.__name__)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
@@ -93,8 +92,8 @@ class LoadedModel(NamedTuple):
         return list(make_prompt_cache(self.module))
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Returns the lazy logits [B, L, V] of `tokens` [B, L], which follow the tokens in the caches `layers`, and
-        adds them."""
+        """Returns lazy logits [B, L, V] of `tokens` [B, L], which follow the tokens in the caches `layers`, and adds
+        them."""
         scores = cast("mx.array", self.module(tokens, cache=layers))
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
@@ -133,8 +132,7 @@ def _fitting(rehearsed: Module, dtype: str, budget_bytes: int | None, *, logs: b
 
 
 def finished(opened: OpenedModel, module: Module) -> LoadedModel:
-    """Returns the loaded model of a module, which must have its weights. Warns of config fields that the module
-    ignores."""
+    """Returns the loaded model of a module that has its weights. Warns of config fields that the module ignores."""
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)

@@ -31,8 +31,7 @@ _INTERLEAVED = frozenset({"deepseek_v3", "glm4_moe_lite"})
 
 
 def mend(opened: OpenedModel, module: Module) -> None:
-    """Applies config fields that the module ignores. Called on a fresh module. Raises ValueError if mlx-lm lacks a
-    scaling."""
+    """Applies config fields that the fresh `module` ignores. Raises ValueError for a scaling that mlx-lm lacks."""
     name, text = opened.family.module, module_text(opened.module_config, opened.family)
     if name in _ROTATED_PART:
         part = text.get("partial_rotary_factor", _ROTATED_PART[name])
@@ -90,11 +89,9 @@ def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
 
 class _Rule(NamedTuple):
     """The sliding windows of a model in transformers. mlx-lm's class has no windows, or only the windows of
-    `layer_types`.
-
-    `slides` maps a layer's index and `max_window_layers` to True if the layer has a window. If `asked`, windows count
-    only if `use_sliding_window` is true. `size` and `most` are defaults of `sliding_window` and `max_window_layers`.
-    """
+    `layer_types`. `slides` maps a layer's index and `max_window_layers` to True if the layer has a window. If `asked`,
+    windows count only if `use_sliding_window` is true. `size` and `most` are defaults of `sliding_window` and
+    `max_window_layers`."""
 
     slides: Callable[[int, int], bool]
     asked: bool = False
@@ -120,8 +117,7 @@ def _kind(opened: OpenedModel) -> str:
 
 
 def _windows(opened: OpenedModel, module: Module) -> Sequence[int]:
-    """Returns the window of each layer in tokens, 0 for a layer without one. The list is empty if no layer needs a
-    window."""
+    """Returns the window of each layer in tokens, 0 for a layer without one; [] if no layer needs a window."""
     text, rule = text_config(opened.config, opened.family), _RULES.get(_kind(opened))
     if rule is None or (rule.asked and text.get("use_sliding_window") is not True):
         return []
@@ -140,11 +136,9 @@ def _is_filled(size: object, opened: OpenedModel) -> TypeGuard[int]:
 
 
 def _slide(module: Module, windows: Sequence[int]) -> None:
-    """Gives each layer its window, which limits the tokens in the layer's cache and mask.
-
-    mlx-lm's module makes one mask for all layers, from the first layer's cache. If only some layers have a window, the
-    layers unlike the first share a second mask.
-    """
+    """Gives each layer its window, which limits the tokens in the layer's cache and mask. mlx-lm's module makes one
+    mask for all layers, from the first layer's cache. If only some layers have a window, the layers unlike the first
+    share another."""
     layers = cast("list[Module]", module.layers)
     own = getattr(module, "make_cache", lambda: [KVCache() for _ in layers])
 
@@ -160,8 +154,8 @@ def _slide(module: Module, windows: Sequence[int]) -> None:
 
 
 def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bool, last: bool) -> type[Module]:
-    """Returns a subclass of `plain` that ignores the mask of its call. The first layer keeps a new mask in `kept` for
-    all."""
+    """Returns a subclass of `plain` that ignores the mask of its call. The first layer makes a mask for all, in
+    `kept`."""
 
     def call(self: Module, x: mx.array, mask: mx.array | str | None, cache: object) -> mx.array:
         if first:

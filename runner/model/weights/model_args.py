@@ -16,20 +16,16 @@ from runner.errors import ModelError
 from runner.model.architectures import Config
 
 Defaults = dict[str, object]
-"""Field -> value, for fields that a config lacks. None stands for a field that a class requires but allows to be
-None."""
+"""Field -> value, for fields that a config lacks. None: a class requires the field but allows it to be None."""
 _METHOD = "from_dict"
 _MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
 
 
 @contextmanager
 def fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
-    """Fills in missing fields of each config that mlx-lm's classes read inside the block. Yields the defaults used so
-    far, and the fields with odd values.
-
-    Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only the
-    thread that owns MLX must use this function: it patches mlx-lm.
-    """
+    """Fills in missing fields of configs that mlx-lm's classes read in the block, or raises a ModelError that names
+    fields without a default. Yields the defaults used so far, and the fields with odd values. Only the thread that owns
+    MLX must use this function: it patches mlx-lm."""
     defaults: Defaults = {}
     odd: list[str] = []
     genuine = BaseModelArgs.__dict__[_METHOD]

@@ -35,8 +35,8 @@ class Arrays(NamedTuple):
 
     @property
     def factors(self) -> mx.array:
-        """The global scale of each row, float32 [..., out, 1]. A file holds one scale for all rows, for each expert or
-        for each row."""
+        """The global scale of each row, float32 [..., out, 1]. A file holds one for all rows, for each expert or each
+        row."""
         assert self.global_scale is not None
         rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
         if factors.size == 1:
@@ -48,15 +48,15 @@ class Arrays(NamedTuple):
         return mx.broadcast_to(factors, (*rows, 1))
 
     def unpacked(self, packing: Packing) -> mx.array:
-        """Returns the plain values [..., out, in]. They have the type of affine scales; in other modes bfloat16, which
-        is exact."""
+        """Returns the plain values [..., out, in], in the type of affine scales; in other modes in bfloat16, which is
+        exact."""
         assert self.scale is not None
         values = mx.dequantize(self.weight, self.scale, self.bias, packing.group_size, packing.bits, mode=packing.mode)
         return values if self.global_scale is None else (values.astype(mx.float32) * self.factors).astype(values.dtype)
 
 
 class Recipe(NamedTuple):
-    """The preparation of one model's tensors for `sanitize`: the layout of experts, and the packings of tensors to
+    """The preparation of one model's tensors for `sanitize`: the layout of experts, and packings of tensors to
     unpack."""
 
     layout: ExpertLayout
@@ -65,11 +65,8 @@ class Recipe(NamedTuple):
 
 def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) -> tuple[Module, Weights]:
     """Returns the module and its weights. A packed weight is `.weight`, `.scales`, `.biases` and perhaps
-    `.global_scale`.
-
-    A result of `sanitize` is packed if its words and its scales have different shapes; no packing has equal shapes. A
-    global scale is [..., out], one number per row.
-    """
+    `.global_scale`, which is [..., out], one number per row. A result of `sanitize` is packed if its words and its
+    scales have different shapes; no packing has equal shapes."""
     arrays = _with_unpacked(arrays, recipe.unpacked)
     module, weights = sanitize(_words(arrays), recipe.layout)
     if all(item.scale is None for item in arrays.values()):
@@ -185,8 +182,7 @@ def _alike(names: set[str]) -> list[set[str]]:
 def _find_packings(
     sanitize: Sanitize, arrays: Mapping[str, Arrays], names: set[str], layouts: list[ExpertLayout]
 ) -> dict[str, Packing]:
-    """Returns the packing of each tensor in `names`: of the packings that fit its shapes, the one that fits the module
-    best."""
+    """Returns the packing of each tensor in `names`: it fits the tensor's shapes, and fits the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}
     for name in sorted(names):
         words, scale = arrays[name].weight, arrays[name].scale

@@ -44,12 +44,9 @@ def _is_finite(array: mx.array) -> bool:
 
 
 def shorten_lookups(module: Module) -> None:
-    """Makes the submodules of a module ordinary attributes too. Called after the module is complete.
-
-    MLX's modules are dictionaries. MLX finds their contents in a `__getattr__` in Python, which needs a fifth of the
-    time of building a forward of one token. Parameters stay only in the dictionary. Replace a submodule by
-    `replace_submodule`.
-    """
+    """Makes the submodules of a module ordinary attributes too. Called after the module is complete. MLX's modules are
+    dictionaries. MLX finds their contents in a `__getattr__` in Python, which needs a fifth of the time of building a
+    forward of one token. Parameters stay only in the dictionary. Replace a submodule by `replace_submodule`."""
     for each in module.modules():
         for name, value in each.items():
             if isinstance(value, Module | list | dict) and not isinstance(getattr(type(each), name, None), property):
@@ -78,8 +75,8 @@ def building_only(module: Module) -> Iterator[None]:
 
 
 def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Module]:
-    """Returns a subclass of `plain` that passes each result to `see`: the array, or the first of several values if it
-    is an array."""
+    """Returns a subclass of `plain` that passes each result to `see`, if it is an array; of several values, the
+    first."""
 
     def call(self: Module, *args: object, **kwargs: object) -> object:
         output = plain.__call__(self, *args, **kwargs)

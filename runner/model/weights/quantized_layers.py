@@ -44,8 +44,7 @@ class GloballyScaledLinear(QuantizedLinear):
 
 
 class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
-    """A packed layer of experts that multiplies its outputs by `global_scale` [E, out]. Made with the shape of
-    `switch`."""
+    """A packed layer of experts that multiplies its outputs by `global_scale` [E, out]. Has the shape of `switch`."""
 
     def __init__(self, switch: QuantizedSwitchLinear) -> None:
         sizes = switch.input_dims, switch.output_dims, switch.num_experts
@@ -53,7 +52,7 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         self.global_scale = mx.ones((switch.num_experts, switch.output_dims))
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """Maps `x` [..., 1, in] to the outputs [..., K, 1, out] of the experts `indices` [..., K], in the type of
+        """Maps `x` [..., 1, in] to the outputs [..., K, 1, out] of the experts `indices` [..., K] in the type of
         `x`."""
         product = mx.gather_qmm(
             x,
@@ -98,8 +97,7 @@ def _is_bitnet(opened: OpenedModel) -> bool:
 
 
 def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> None:
-    """Gives every layer with packed weights its quantized class. Unpacks the weights of a layer without such a
-    class."""
+    """Gives every layer with packed weights its quantized class. Unpacks the weights if there is no such class."""
     if _is_bitnet(opened):
         bitnet_quantize(module, cast("dict[str, object]", opened.config["quantization_config"]))
         return
@@ -145,8 +143,7 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
 
 
 def _options(layer: Module, found: Packing) -> dict[str, object] | None:
-    """Returns the arguments for the layer's `to_quantized`; None if it has no such method, or one without this
-    packing."""
+    """Returns the arguments for the layer's `to_quantized`; None if that is missing or lacks this packing."""
     to_quantized = getattr(layer, "to_quantized", None)
     if to_quantized is None:
         return None

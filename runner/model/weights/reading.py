@@ -37,8 +37,7 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
 def read_entries(
     entries: Iterable[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype], done: Callable[[int], None]
 ) -> dict[HeaderEntry, mx.array]:
-    """Returns the arrays of `entries`, converted to their `types` if given. Calls `done` with the bytes of each
-    group."""
+    """Returns the arrays of `entries`, converted to their `types` if given. Calls `done` with each group's bytes."""
     loaded: dict[HeaderEntry, mx.array] = {}
     for group in _groups(entries):
         loaded |= _read_group(group, types)
@@ -61,8 +60,7 @@ def check_readable(entries: Iterable[HeaderEntry]) -> None:
 
 
 def check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
-    """Raises ModelError if the array's file has another entry for it than `entry`. `seen` keeps the headers read so
-    far."""
+    """Raises ModelError if the array's file no longer has this entry. `seen` keeps the headers read so far."""
     if entry.file not in seen:
         seen[entry.file] = frozenset(read_tensor_header(entry.file).values())
     if entry not in seen[entry.file]:
@@ -120,8 +118,7 @@ def file_fault(path: Path, error: Exception) -> ModelError:
 
 
 def _source(path: Path) -> str | BinaryIO:
-    """Returns a file in the form for `mx.load`: its path as text or, if that is not UTF-8, the open file, which is
-    slower."""
+    """Returns a file for `mx.load`: its path or, if that is not UTF-8, the open file, which is slower."""
     name = str(path)
     try:
         name.encode()
