@@ -28,7 +28,7 @@ UNNEEDED = {
     "mtp": re.compile(r"(?:.+\.)?mtp(?:_\w+)?\."),
     "rotary tables": re.compile(r".+\.rotary_emb\.inv_freq$"),
 }
-"""Part of a model that text models do not need -> a pattern of the part's tensors. `mtp`: multi-token prediction."""
+"""Part that text models do not need -> a pattern of the names of the part's tensors. `mtp`: multi-token prediction."""
 
 Rename = tuple[str, str]
 
@@ -48,7 +48,8 @@ class Library(Protocol):
         fails or the configuration does not fit."""
 
     def why_not(self, module: str, *, batches: bool) -> str:
-        """Returns the reason not to join answers in a forward (`batches`), or not to draft answers; else empty."""
+        """Returns the reason why answers must not share a forward (if `batches`) or must not be drafted (otherwise).
+        The text is empty if there is no reason."""
 
 
 class Family(NamedTuple):
@@ -58,7 +59,7 @@ class Family(NamedTuple):
     object. `flat` is the family of a config without that object. `unwrapped` is true if the module is built from that
     object alone. `required` are fields without a right default in mlx-lm. `defaults` are values for missing fields that
     mlx-lm's class requires or this runner checks. `renames` are pairs (pattern, replacement) for tensor names, applied
-    in order. `head` is the name of the output projection after that.
+    in order. `head` is the output projection's name after renaming.
     """
 
     module: str
@@ -83,14 +84,14 @@ class Family(NamedTuple):
         return f"{'mlx_lm' if self.library is None else self.library.name}.models.{self.module}"
 
     def renamed(self, name: str) -> str:
-        """Returns the name by which the module's `sanitize` knows the tensor `name`. A renamed name stays as it is."""
+        """Returns the tensor's name for the module's `sanitize`. A name that was already renamed stays the same."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
 
     @property
     def is_listed(self) -> bool:
-        """True if FAMILIES has a row for this architecture; False if the family follows from the `model_type`."""
+        """True if FAMILIES has a row for this architecture; False if the family was made by general rules."""
         return bool(self.required)
 
     @property
@@ -256,9 +257,9 @@ COMPUTED_TENSORS = {
     "kimi_k3": (r".+\.self_attn\.[qkv]_proj\.weight", ""),
     "muse_spark": (r".+\.self_attn\.(q|k|v|g|gate)_proj\.weight", ""),
 }
-"""mlx-lm module -> a pattern of names, and a config field. `sanitize` computes with these tensors, if the field is
-empty or true. They must be unpacked first, but no trial shows it: the result is cast back, or Ollama packs it
-otherwise."""
+"""mlx-lm module -> a pattern of tensor names, and a config field or an empty text. The module's `sanitize` computes
+with these tensors if that field is true, or always if it is empty. So packed ones must be unpacked first. No trial
+shows this: `sanitize` casts the result back, or joins tensors that Ollama packs differently."""
 
 TRIED = frozenset(
     """

@@ -53,8 +53,8 @@ class DecoderArgs(BaseModelArgs):
 
 
 class Experts(Module):
-    """A layer of experts. A subclass chooses a few for each token. All tokens use the `shared_experts`, if it has
-    any."""
+    """A layer of experts. A subclass chooses a few experts for each token, and may set `shared_experts`, which compute
+    every token."""
 
     def __init__(self, args: DecoderArgs, width: int, *, averages: bool = False) -> None:
         Module.__init__(self)  # MLX's __init__ is not typed
@@ -66,8 +66,8 @@ class Experts(Module):
         self.sharding_group: mx.distributed.Group | None = None
 
     def mix(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """Returns [B, L, D]: the outputs for `x` [B, L, D] of the experts `chosen` [B, L, K], summed by their
-        `weights`."""
+        """Returns the sum [B, L, D] of the outputs for `x` [B, L, D] of the experts `chosen` for each token, times
+        `weights` (both [B, L, K]), and of the output of the shared experts."""
         rows = self.switch_mlp(x, chosen)
         mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype)
         if "shared_experts" in self:

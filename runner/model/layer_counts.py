@@ -16,13 +16,13 @@ _LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\."
 _ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PREDICTOR = re.compile(r".+\.(?:eh_proj|e_proj|h_proj|enorm|hnorm|shared_head|embed_tokens|mtp_\w+)\.")
-"""The tensors that show that a layer is a multi-token predictor: it predicts the token after the next one. The names
-are DeepSeek's; all families that store a predictor among the layers use these names."""
+"""The names of tensors that only a multi-token predictor has: a layer that predicts the token after the next one. The
+names are DeepSeek's; all families that store a predictor among the layers use these names."""
 _LISTED = 6
 
 
 def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
-    """Returns tensor name -> layer name, for layers beyond the number of layers in `config`, the text model's."""
+    """Returns tensor name -> layer name for each tensor in a layer beyond the text model's number of layers."""
     count = config.get("num_hidden_layers")
     if type(count) is not int or count <= 0:
         return {}
@@ -42,8 +42,7 @@ def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
 
 
 def check_layer_count(text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
-    """Raises ModelError if the config counts more layers than the model holds. A hostile count would fill the
-    memory."""
+    """Raises ModelError if the config counts more layers than the model has: a hostile count would fill the memory."""
     found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
     for field in _COUNTS:
         wanted = text.get(field)

@@ -37,7 +37,7 @@ _MEANT: dict[str, frozenset[str]] = {
     "sliding_window_pattern": frozenset({"exaone4"}),
 }
 """Field -> the mlx-lm modules for which null is a real value, although the field's default differs. Null then means,
-for example: queries without compression, no shared experts, as many key heads as query heads. A test tries all."""
+for example: queries without compression, no shared experts, as many key heads as query heads. A test covers all."""
 
 
 def without_nulls(value: Config) -> Config:
@@ -111,8 +111,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, LogicalT
             text.setdefault(key, value)
         rows = _vocabulary_rows(tensors)
         if rows:
-            # The gemma3 module takes the vocabulary's size from the top level, and has another default if it is
-            # missing.
+            # The gemma3 module takes the vocabulary's size from the top level, where the default differs.
             mended["vocab_size"] = text.setdefault("vocab_size", rows)
         _check_fields(text, family)
     elif family.module == "phi3small":
@@ -139,7 +138,7 @@ def text_config(config: Config, family: Family) -> Config:
 
 
 def context_length(config: Config, family: Family) -> int:
-    """Returns the context length in tokens: from the first config field that has one, else the family's; else 0."""
+    """Returns the context length in tokens, from the first config field that has it or the family; 0 if unknown."""
     parts = (text_config(config, family), config)
     lengths = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
     found = next((length for length in lengths if type(length) is int and length > 0), family.context_default)
@@ -147,8 +146,7 @@ def context_length(config: Config, family: Family) -> int:
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Returns True if `config`, made by `module_config`, ties the head to the embedding's weights. Loading skips the
-    head."""
+    """Returns True if `config`, made by `module_config`, ties head and embedding: loading then reads no head."""
     return module_text(config, family).get("tie_word_embeddings") is True
 
 
@@ -180,9 +178,9 @@ def _vocabulary_rows(tensors: Mapping[str, LogicalTensor]) -> int:
 
 
 def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
-    """Sets `tie_word_embeddings`: true in a listed family if the file says so or has no output projection; in another
-    family, if it is missing, as the top level has it, or false if there is an output projection. Some of mlx-lm's
-    modules read a missing field as true and drop the projection: wrong logits without an error."""
+    """Sets `tie_word_embeddings`. In a listed family it is true if the file says so or has no output projection. In
+    another family, a missing field is taken from the top level, or is false if there is an output projection. Some of
+    mlx-lm's modules read a missing field as true and drop the projection: wrong logits without an error."""
     has_head = any(name.endswith(family.head) for name in tensors)
     said = [part.get("tie_word_embeddings") for part in (config, text)]
     if family.is_listed:

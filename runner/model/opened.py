@@ -108,8 +108,8 @@ class OpenedModel(NamedTuple):
         return self.checkpoint.file(name)
 
     def json_file(self, name: str) -> dict[str, object]:
-        """Returns the object in the JSON file `name`; {} if there is no such file. Raises ModelError for a broken
-        file."""
+        """Returns the object in the JSON file `name`; {} if there is no such file. Raises ModelError if it is
+        broken."""
         try:
             found = json_files.parse(self.file(name) or b"{}")
         except ValueError as error:

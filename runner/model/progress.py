@@ -15,8 +15,7 @@ class Progress:
     def __init__(
         self, log: Log, what: str, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`what` is the log message, such as `loading`. `total` and `done` are bytes; `done` were done before the
-        start."""
+        """`what` is the log message, such as `loading`. Of `total` bytes, `done` were done before the start."""
         self.total = total
         self.done = done
         self._log = log

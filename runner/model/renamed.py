@@ -84,7 +84,7 @@ def _at(part: Config, path: str) -> object:
 
 
 def _check_layers(part: Config, module: str, rows: Iterable[FieldRow]) -> None:
-    """Raises ModelError if one layer has another value of a field, and neither a row nor `module` reads that value."""
+    """Raises ModelError if a single layer has a value of its own that neither a row nor `module` reads."""
     if _PER_LAYER not in part:
         return
     kinds = part.get("layer_types")
@@ -148,7 +148,7 @@ def spelt(row: FieldRow, part: Config) -> list[object]:
 
 
 def letters(row: FieldRow, part: Config) -> str | None:
-    """Returns one letter for each layer, as a text; None if all layers are of a kind. `about` has pairs
+    """Returns one letter for each layer, joined to a text; None if all layers are of the same kind. `about` has pairs
     `KIND=LETTER`."""
     return "".join(map(str, spelt(row, part))) if len(set(map(str, _kinds(row, part)))) > 1 else None
 
@@ -159,8 +159,8 @@ def constant(row: FieldRow, part: Config) -> object:  # noqa: ARG001
 
 
 def times(row: FieldRow, part: Config) -> int:
-    """Returns the number at `path` times a factor: the first word of `about`, or its field. Adds the other words, if
-    any."""
+    """Returns the number at `path` times a factor. `about` begins with the factor, or with the name of a field that has
+    the factor; each further word of `about` is a number to add to the product."""
     found, (factor, *more) = _at(part, row.path), row.about.split()
     by = part.get(factor, factor)
     try:
@@ -228,7 +228,7 @@ def scaled(row: FieldRow, part: Config) -> list[str]:
 
 
 def flat(row: FieldRow, part: Config) -> Config:
-    """Returns `rope_parameters`, made from the fields `about`, which older files have at the top of the config."""
+    """Returns `rope_parameters`, made from the fields in `about`, which older files have at the top of the config."""
     scaling = part.get("rope_scaling")
     rope = scaling if isinstance(scaling, dict) else {"type": "default"}
     return rope | {key: part[key] for key in row.about.split() if key in part}

@@ -55,7 +55,8 @@ class ModelArgs(DecoderArgs):
     mlp_layer_types: list[str] | None = None
     prefix_dense_intermediate_size: int | None = None
     prefix_dense_sliding_window_pattern: int = 1
-    """The same for the dense layers, counted from 1. If it is 1, they have rotary positions but see all tokens."""
+    """The pattern of the dense layers, counted from 1. If it is 1, dense layers see all tokens with rotary
+    positions."""
 
     def __post_init__(self) -> None:
         """Fills in missing fields from other fields. Raises ValueError for contradictions and unknown values."""
@@ -143,7 +144,7 @@ class CohereExperts(Experts):
         self.softmax = args.expert_selection_fn == "softmax"
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         logits = self.gate(x).astype(mx.float32)
         chosen = mx.argpartition(-logits, kth=self.most - 1, axis=-1)[..., : self.most]
         logits = mx.take_along_axis(logits, chosen, axis=-1)
@@ -164,7 +165,7 @@ class CohereBlock(Module):
         self.input_layernorm = args.make_norm()
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         normed = cast("mx.array", self.input_layernorm(x))
         return x + self.self_attn(normed, mask, cache) + cast("mx.array", self.mlp(normed))
 
@@ -179,8 +180,8 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, args.make_norm())
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`, and adds
-        them."""
+        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`. Adds the keys
+        and values of `inputs` to `cache`, if there is one."""
         return self.head(self.model(inputs, cache)) * self.args.logit_scale
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -69,7 +69,7 @@ class KolibriExperts(Experts):
         self.shared_experts = MLP(args.hidden_size, args.shared_expert_intermediate_size)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         logits = self.gate(x.astype(mx.float32))
         chosen = mx.argpartition(-(logits + self.expert_bias), kth=self.most - 1, axis=-1)[..., : self.most]
         weights = mx.sigmoid(mx.take_along_axis(logits, chosen, axis=-1))
@@ -90,7 +90,7 @@ class KolibriBlock(Module):
         )
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         x = x + self.post_attn_norm(self.self_attn(self.input_layernorm(x), mask, cache))
         return cast("mx.array", x + self.post_ffn_norm(self.mlp(self.post_attention_layernorm(x))))
 
@@ -105,15 +105,15 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, RMSNorm(args.hidden_size, args.rms_norm_eps))
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`, and adds
-        them."""
+        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`. Adds the keys
+        and values of `inputs` to `cache`, if there is one."""
         hidden = self.model(inputs, cache)
         if self.args.head_dtype == "float32":
             hidden = hidden.astype(mx.float32)
         return self.head(hidden)
 
     def cast_predicate(self, name: str) -> bool:
-        """Returns True if the parameter `name` may lose precision; False if it computes with float32 numbers."""
+        """Returns True if the parameter `name` may lose precision; False if the forward computes with it in float32."""
         wide = (
             "mlp.gate.weight",
             "mlp.expert_bias",
@@ -122,8 +122,8 @@ class Model(DecoderModel):
         return not name.endswith(wide)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns `weights` by this module's names. Stacks separate experts, and converts parameters that need
-        float32."""
+        """Returns `weights` by this module's names. Stacks separate experts. Converts parameters that must not lose
+        precision to float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
         named = DecoderModel.sanitize(self, named)
         for name, array in named.items():

@@ -84,7 +84,7 @@ class ModelCheckpoint(NamedTuple):
     missing_file: str
     """The message for a missing file, with `{}` in place of the file's name."""
     unreadable: Mapping[str, LogicalTensor] = {}
-    """Tensors of unreadable files, without shapes. An unknown tensor has the name of its file or layer."""
+    """Tensors of unreadable files, without shapes. A tensor whose name is unknown has its file's or layer's name."""
     draft_bytes: Mapping[str, int] = {}
     """Layer name -> bytes, for the tensor layers of a draft model stored with this model. They were not opened."""
     manifest: Mapping[str, object] = {}

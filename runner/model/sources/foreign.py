@@ -29,7 +29,7 @@ def is_weights(path: str) -> bool:
 
 
 def refuse_foreign(path: Path, head: bytes) -> None:
-    """Raises ModelError if a file cannot belong to a valid model, by its first `HEAD_BYTES` bytes, `head`."""
+    """Raises ModelError if `head`, the first HEAD_BYTES bytes of the file, shows a kind that no valid model has."""
     for start, what in _HEADS.items():
         if head.lower().startswith(start):
             raise ModelError(f"{path} is {what}", advice="")

@@ -90,7 +90,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
 
 def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
-    """Returns tensor name -> file name, by the index; {} without a readable one, of which `warn` gets the fault."""
+    """Returns tensor name -> file name, from the index; {} without a readable index. `warn` gets the index's fault."""
     if index is None:
         return {}
     try:

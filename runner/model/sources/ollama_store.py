@@ -133,8 +133,8 @@ def _layers(
 
 
 def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
-    """Returns the layer of one manifest entry. Raises ModelError for a bad entry; a digest becomes a path only after
-    that."""
+    """Returns the layer of one manifest entry. Raises ModelError for a bad entry. The digest is checked before it
+    becomes part of a path."""
     if not isinstance(item, dict):
         raise ModelError(f"parse manifest: {path}: a layer is not an object: {item!r}")
     media_type, name, digest, size = (item.get(key) for key in ("mediaType", "name", "digest", "size"))

@@ -21,7 +21,7 @@ from runner.model.sources.foreign import HEAD_BYTES, refuse_foreign
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER_BYTES = 100_000_000
-"""The limit of the format. It also limits the memory that a hostile file can cost."""
+"""The limit of the format. It also limits the memory that a hostile file can take up."""
 _LARGEST_SIZE = 2**31 - 1
 """MLX's limit for one dimension."""
 DTYPE_BYTES = {
@@ -30,13 +30,13 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes per element of every type that MLX can load."""
 _MOST_DIMENSIONS = 16
-"""A limit above any real tensor's number of dimensions. A hostile file with a million sizes would cost hours."""
+"""A limit above any real tensor's number of dimensions. Multiplying a hostile file's million sizes would last hours."""
 _SHOWN = 100
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
 class HeaderEntry(NamedTuple):
-    """One array in a file: the file's path, the array's key there, its type and shape, and its data's first byte."""
+    """One array in a file: the file's path, the array's key, type and shape, and the position of its first byte."""
 
     file: Path
     key: str

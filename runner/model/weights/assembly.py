@@ -46,7 +46,7 @@ def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
-    """Returns the module made of placeholders, and the recipe for its weights. Raises ModelError for a misfit."""
+    """Returns a module of placeholders, and the recipe for its weights. Raises ModelError if anything does not fit."""
     check_kernels(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
@@ -93,7 +93,7 @@ def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> We
 
 
 def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
-    """Gives a fresh module its weights; packed weights make a packed layer. Raises ModelError for a misfit."""
+    """Gives a fresh module its weights, and packed layers for packed weights. Raises ModelError if any do not fit."""
     quantize_layers(opened, module, weights)
     module.eval()  # some layers create their parameters only in this mode
     check_parameters(opened, parameters_of(module), weights)
@@ -107,9 +107,9 @@ def has_source_names(opened: OpenedModel) -> bool:
 
 
 def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
-    """Returns a fresh module with lazy random parameters, and the defaults of its classes that it uses.
+    """Returns a fresh module with lazy random parameters, and the class defaults for fields that the config lacks.
 
-    Build a new module for every use, because some `sanitize` methods change it. Raises ModelError if that fails.
+    Build a new module for every use, because some `sanitize` methods change it. Raises ModelError if mlx-lm fails.
     """
     name = opened.family.import_name
     if (library := opened.family.library) is not None:

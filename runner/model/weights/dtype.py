@@ -138,8 +138,9 @@ _HEADS: dict[type[Module], str] = {Linear: "__call__", Embedding: "as_linear"}
 
 
 def in_float32(module: Module, forward: Forward, tokens: Sequence[int]) -> Forward:
-    """Returns a `forward` that computes the last logits of `tokens` in float32, as Ollama's runner does for scores.
-    Returns `forward` itself unless `module` is a Qwen 3.5 whose head is not quantized."""
+    """Returns a `forward` that computes the logits of the candidates `tokens` at the last position in float32, as
+    Ollama's runner does for scores. Returns `forward` itself unless `module` is a Qwen 3.5 whose head is not
+    quantized."""
     text = getattr(module, "language_model", None)
     if not isinstance(text, Module) or not type(text).__module__.endswith(".qwen3_5"):
         return forward

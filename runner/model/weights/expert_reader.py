@@ -28,7 +28,7 @@ ExpertStacks = dict[str, list[LogicalTensor]]
 
 _EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
 _THREADS = 4
-"""The number of reading threads, equal to MLX's. Each has one file open, reads only files and never calls MLX."""
+"""The number of reading threads, equal to MLX's. Each thread has one file open, and never calls MLX."""
 _KEY = "stack"
 
 
@@ -82,8 +82,7 @@ class ExpertReader:
         self._pool.shutdown()
 
     def read_stack(self, experts: Sequence[LogicalTensor]) -> Arrays:
-        """Returns the evaluated arrays [E, ...] of a stack of `experts`. Raises a ModelError that names a faulty
-        file."""
+        """Returns the evaluated arrays [E, ...] of a stack of experts. Raises a ModelError that names a faulty file."""
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._stack(words), *(self._stack(parts) if parts[0] else None for parts in companions))
 

@@ -81,7 +81,8 @@ class _StackSlices:
 
 
 def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
-    """Returns `weights` with all experts stacked by mlx-lm's usual names. Raises ModelError if an expert is missing."""
+    """Returns `weights` with all experts in stacks, under mlx-lm's usual names. Raises ModelError if an expert is
+    missing."""
     result: Weights = {}
     parts: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():

@@ -37,7 +37,7 @@ Builder = Callable[[Mapping[str, Arrays]], Part]
 """A function that builds a part from arrays, which stay lazy."""
 
 _MADE_BYTES = 64 << 20
-"""The bytes of parameters to evaluate together. Until then they need memory beside the arrays that were read."""
+"""The bytes of parameters to evaluate together. Meanwhile the arrays from which they are made take memory too."""
 
 
 class LoadedModel(NamedTuple):
@@ -71,7 +71,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def has_16_bit_experts(self) -> bool:
-        """True if there are unpacked 16-bit experts. On a CPU, MLX raises an error in their first forward."""
+        """True if there are unpacked 16-bit experts. On a CPU, the first forward that uses them raises an error."""
         # mlx-vlm has a class of the same name.
         experts = (each for each in self.module.modules() if type(each).__name__ == SwitchLinear.__name__)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
@@ -92,8 +92,8 @@ class LoadedModel(NamedTuple):
         return list(make_prompt_cache(self.module))
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Returns lazy logits [B, L, V] of `tokens` [B, L], which follow the tokens in the caches `layers`, and adds
-        them."""
+        """Returns the lazy logits [B, L, V] of `tokens` [B, L], which follow the tokens in the caches `layers`. The
+        forward adds `tokens` to the caches."""
         scores = cast("mx.array", self.module(tokens, cache=layers))
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
@@ -102,11 +102,11 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     """Reads the weights and builds the module.
 
     Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
-    has its meaning for this model.
+    names the type that it means for this model.
 
-    Raises:
-        ModelError: a file or tensor does not fit, or the weights exceed the budget.
-        ReadError: reading failed after these checks.
+        Raises:
+            ModelError: a file or tensor does not fit, or the weights exceed the budget.
+            ReadError: reading failed after these checks.
     """
     rehearsed, recipe = rehearse(opened)
     types = _fitting(rehearsed, dtype, budget_bytes, logs=True)

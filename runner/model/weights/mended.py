@@ -137,8 +137,8 @@ def _is_filled(size: object, opened: OpenedModel) -> TypeGuard[int]:
 
 def _slide(module: Module, windows: Sequence[int]) -> None:
     """Gives each layer its window, which limits the tokens in the layer's cache and mask. mlx-lm's module makes one
-    mask for all layers, from the first layer's cache. If only some layers have a window, the layers unlike the first
-    share another."""
+    mask for all layers, from the first layer's cache. If only some layers have a window, the other layers share a
+    second mask."""
     layers = cast("list[Module]", module.layers)
     own = getattr(module, "make_cache", lambda: [KVCache() for _ in layers])
 
@@ -154,8 +154,8 @@ def _slide(module: Module, windows: Sequence[int]) -> None:
 
 
 def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bool, last: bool) -> type[Module]:
-    """Returns a subclass of `plain` that ignores the mask of its call. The first layer makes a mask for all, in
-    `kept`."""
+    """Returns a subclass of `plain` that ignores the mask of its call. The first layer makes a new mask in `kept`,
+    which all these layers use and the last layer drops."""
 
     def call(self: Module, x: mx.array, mask: mx.array | str | None, cache: object) -> mx.array:
         if first:

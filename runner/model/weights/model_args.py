@@ -16,7 +16,7 @@ from runner.errors import ModelError
 from runner.model.architectures import Config
 
 Defaults = dict[str, object]
-"""Field -> value, for fields that a config lacks. None: a class requires the field but allows it to be None."""
+"""Field -> value, for fields that a config lacks; None for a required field that is allowed to be None."""
 _METHOD = "from_dict"
 _MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
 

@@ -35,7 +35,7 @@ class Arrays(NamedTuple):
 
     @property
     def factors(self) -> mx.array:
-        """The global scale of each row, float32 [..., out, 1]. A file holds one for all rows, for each expert or each
+        """The global scale of each row, float32 [..., out, 1]. A file has one for all rows, for each expert or each
         row."""
         assert self.global_scale is not None
         rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
@@ -56,8 +56,7 @@ class Arrays(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The preparation of one model's tensors for `sanitize`: the layout of experts, and packings of tensors to
-    unpack."""
+    """The preparation of one model's tensors for `sanitize`: the layout of experts, and tensors to unpack."""
 
     layout: ExpertLayout
     unpacked: Mapping[str, Packing] = {}
@@ -122,7 +121,7 @@ def find_recipe(
     }
     changed = {name for name in packed if _form(arrays[name].weight) != _form(weights.get(name))}
     for names in _alike(changed) if spoiled else ():
-        # Here these tensors have words in place of scales: results made from them change their shape.
+        # In this trial, `names` have words in place of scales: results made from these tensors change their shapes.
         plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
         _, trial = sanitize(_scales(plain), layout)
         touched = {name for name in weights if trial[name].shape != scales[name].shape}

@@ -75,8 +75,8 @@ def building_only(module: Module) -> Iterator[None]:
 
 
 def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Module]:
-    """Returns a subclass of `plain` that passes each result to `see`, if it is an array; of several values, the
-    first."""
+    """Returns a subclass of `plain` whose forwards also pass their result to `see`: an array, or the first of several
+    values if that value is an array."""
 
     def call(self: Module, *args: object, **kwargs: object) -> object:
         output = plain.__call__(self, *args, **kwargs)
@@ -89,7 +89,7 @@ def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Modul
 
 
 def replace_submodule(owner: Module, name: str, value: Module) -> None:
-    """Replaces the submodule `name` of `owner`, before or after `shorten_lookups`."""
+    """Replaces the submodule `name` of `owner`. Works before and after `shorten_lookups`."""
     owner[name] = value
     if name in vars(owner):
         object.__setattr__(owner, name, value)

@@ -21,7 +21,7 @@ from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import tensor_place
 
 MLX_UNIT = 2688.0
-"""MLX's global scale is the largest absolute weight. Divided by this number it is the factor of the outputs."""
+"""MLX's global scale is the largest absolute weight: this number times the factor by which outputs are multiplied."""
 
 
 class GloballyScaledLinear(QuantizedLinear):

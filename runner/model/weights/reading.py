@@ -128,7 +128,7 @@ def _source(path: Path) -> str | BinaryIO:
 
 
 def read_data(part: HeaderEntry, at: int, memory: memoryview) -> None:
-    """Fills `memory` with the data of the array `part`, beginning at byte `at` of that data."""
+    """Fills `memory` with the data of the array `part`, from byte `at` of that data on. Raises ModelError."""
     try:
         with part.file.open("rb", buffering=0) as file:
             file.seek(part.start + at)
