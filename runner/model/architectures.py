@@ -304,7 +304,8 @@ DECIDERS = {"ClefForDecision": "clef", "LayaForDecision": "laya"}
 """Architecture of a model that scores options with a head of its own -> the package of mlx-vlm that computes it."""
 
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
-"""Modules whose kernels exist only for Metal. On a CPU, the trials of abilities replace these kernels by plain MLX."""
+"""Modules whose kernels exist only for Metal. Their entries in TRIED come from a trial on a CPU, with plain MLX in
+place of the kernels."""
 
 
 def architecture_of(config: Config, *, from_store: bool) -> str:

@@ -1,7 +1,7 @@
 """Finds the quantization of a packed tensor from shapes and from the type of the scales.
 
-Real stores have wrong or no metadata (docs/internals/store.md, 2.4). Shapes are reliable, because a module knows the
-width of each layer's input.
+In real stores, metadata may be wrong or missing (docs/internals/store.md, 2.4). Shapes are reliable, because a module
+knows the width of each layer's input.
 """
 
 import math

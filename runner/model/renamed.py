@@ -1,7 +1,7 @@
-"""Adds to a config the fields that mlx-lm's modules read under older names than transformers', and missing fields for
-which transformers has another default than mlx-lm.
+"""Adds fields to a config: fields that mlx-lm's modules read under older names than transformers', and missing fields
+for which transformers has another default than mlx-lm.
 
-A file of any age may have either names: transformers writes its own names for every model that it saves.
+A file of any age may have old or new names: transformers writes its own names for every model that it saves.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""This runner's models for architectures that mlx-lm does not have. Each file has `ModelArgs` and `Model`, as in
-mlx-lm.
+"""This runner's models for architectures that mlx-lm lacks. Each file has `ModelArgs` and `Model`, as in mlx-lm.
 
 `runner.process.lean_mlx_lm` puts this folder behind mlx-lm's models, so Python finds each file as `mlx_lm.models.NAME`.
 If mlx-lm gets a module of the same name, Python takes mlx-lm's, and the file here can go. Import a file only under that

@@ -55,8 +55,7 @@ class ModelArgs(DecoderArgs):
     mlp_layer_types: list[str] | None = None
     prefix_dense_intermediate_size: int | None = None
     prefix_dense_sliding_window_pattern: int = 1
-    """The pattern of the dense layers, counted from 1. If it is 1, dense layers see all tokens with rotary
-    positions."""
+    """The pattern of the dense layers, counted from 1. If it is 1, they see all tokens and have rotary positions."""
 
     def __post_init__(self) -> None:
         """Fills in missing fields from other fields. Raises ValueError for contradictions and unknown values."""

@@ -84,7 +84,7 @@ class ModelCheckpoint(NamedTuple):
     missing_file: str
     """The message for a missing file, with `{}` in place of the file's name."""
     unreadable: Mapping[str, LogicalTensor] = {}
-    """Tensors of unreadable files, without shapes. A tensor whose name is unknown has its file's or layer's name."""
+    """Placeholders for tensors of unreadable files. A tensor whose name is unknown has its file's or layer's name."""
     draft_bytes: Mapping[str, int] = {}
     """Layer name -> bytes, for the tensor layers of a draft model stored with this model. They were not opened."""
     manifest: Mapping[str, object] = {}
@@ -116,7 +116,7 @@ class ModelCheckpoint(NamedTuple):
 
 
 def placeholder_tensor(name: str, file: Path) -> LogicalTensor:
-    """Returns a stand-in, without a shape, for a tensor of the unreadable `file`."""
+    """Returns a placeholder, without a shape, for a tensor of the unreadable `file`."""
     return LogicalTensor(name, HeaderEntry(file, name, "U8", ()))
 
 

@@ -47,8 +47,11 @@ def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path
 
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
     """Returns the file of the manifest `name`: a blob with this digest, else a tag in either tree, else a tag whose
-    name differs only in case; None if there is none. Ignores a dangling link in the current tree. Raises ModelError if
-    the user lacks permission, or if several blobs begin with the digest."""
+    name differs only in case; None if there is none.
+
+    Ignores a dangling link in the current tree. Raises ModelError if the user lacks permission, or if several blobs
+    begin with the digest.
+    """
     if name.digest:
         found = [path for path in (models_dir / BLOBS).glob(f"sha256-{name.digest}*") if _BLOB.fullmatch(path.name)]
         if len(found) > 1:

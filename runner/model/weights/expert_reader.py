@@ -82,7 +82,8 @@ class ExpertReader:
         self._pool.shutdown()
 
     def read_stack(self, experts: Sequence[LogicalTensor]) -> Arrays:
-        """Returns the evaluated arrays [E, ...] of a stack of experts. Raises a ModelError that names a faulty file."""
+        """Returns the evaluated arrays [E, ...] of a stack of experts. Raises ModelError with the name of a bad
+        file."""
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._stack(words), *(self._stack(parts) if parts[0] else None for parts in companions))
 

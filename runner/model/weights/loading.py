@@ -104,9 +104,9 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
     names the type that it means for this model.
 
-        Raises:
-            ModelError: a file or tensor does not fit, or the weights exceed the budget.
-            ReadError: reading failed after these checks.
+    Raises:
+        ModelError: a file or tensor does not fit, or the weights exceed the budget.
+        ReadError: reading failed after these checks.
     """
     rehearsed, recipe = rehearse(opened)
     types = _fitting(rehearsed, dtype, budget_bytes, logs=True)

@@ -89,9 +89,12 @@ def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
 
 class _Rule(NamedTuple):
     """The sliding windows of a model in transformers. mlx-lm's class has no windows, or only the windows of
-    `layer_types`. `slides` maps a layer's index and `max_window_layers` to True if the layer has a window. If `asked`,
-    windows count only if `use_sliding_window` is true. `size` and `most` are defaults of `sliding_window` and
-    `max_window_layers`."""
+    `layer_types`.
+
+    `slides` maps a layer's index and `max_window_layers` to True if the layer has a window. If `asked`, windows count
+    only if `use_sliding_window` is true. `size` and `most` are the defaults of `sliding_window` and
+    `max_window_layers`.
+    """
 
     slides: Callable[[int, int], bool]
     asked: bool = False

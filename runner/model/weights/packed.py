@@ -48,8 +48,7 @@ class Arrays(NamedTuple):
         return mx.broadcast_to(factors, (*rows, 1))
 
     def unpacked(self, packing: Packing) -> mx.array:
-        """Returns the plain values [..., out, in], in the type of affine scales; in other modes in bfloat16, which is
-        exact."""
+        """Returns the plain values [..., out, in]: in the type of affine scales, else in bfloat16, which is exact."""
         assert self.scale is not None
         values = mx.dequantize(self.weight, self.scale, self.bias, packing.group_size, packing.bits, mode=packing.mode)
         return values if self.global_scale is None else (values.astype(mx.float32) * self.factors).astype(values.dtype)

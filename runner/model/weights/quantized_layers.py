@@ -52,7 +52,7 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         self.global_scale = mx.ones((switch.num_experts, switch.output_dims))
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """Maps `x` [..., 1, in] to the outputs [..., K, 1, out] of the experts `indices` [..., K] in the type of
+        """Maps `x` [..., 1, in] to [..., K, 1, out] for the experts `indices` [..., K] of each row, in the type of
         `x`."""
         product = mx.gather_qmm(
             x,
