@@ -1,6 +1,7 @@
-"""Maps architectures to mlx-lm modules, with the differences in names and fields. One row per architecture.
+"""Maps each architecture to the mlx-lm module that computes it, and to the names that differ between file and module.
 
-An architecture without a row runs on the module named by its `model_type`, if mlx-lm has one, with unchanged names.
+FAMILIES has a row for each architecture with rules of its own. Any other architecture runs on the mlx-lm module that
+the config's `model_type` names, if there is one, and its tensors keep their names.
 """
 
 import importlib.util
@@ -27,37 +28,38 @@ UNNEEDED = {
     "mtp": re.compile(r"(?:.+\.)?mtp(?:_\w+)?\."),
     "rotary tables": re.compile(r".+\.rotary_emb\.inv_freq$"),
 }
-"""Part of a model that no text model needs -> the names of its tensors; `mtp` is multi-token prediction."""
+"""Part that text models do not need -> a pattern of the names of the part's tensors. `mtp`: multi-token prediction."""
 
 Rename = tuple[str, str]
 
 
 class Library(Protocol):
-    """A package beside mlx-lm whose models are served, with towers of their own. Any thread may use it."""
+    """A Python package, other than mlx-lm, whose models this runner serves with their towers. Any thread may use it."""
 
     name: str
-    """For Python's import."""
+    """The name by which Python imports the package."""
     title: str
 
     def module_config(self, family: "Family", read: Callable[[str], Config]) -> Config:
-        """Returns the configuration that a module is made from; `read` returns the object in a file."""
+        """Returns the configuration for `make_module`. `read(name)` returns the object in the model's file `name`."""
 
     def make_module(self, module: str, config: Config) -> "Module":
-        """Returns a fresh module, its parameters random and lazy. Imports the library, and raises ModelError where that
-        or the configuration does not fit."""
+        """Returns a fresh module with random, lazy parameters. Imports the package. Raises ModelError if the import
+        fails or the configuration does not fit."""
 
     def why_not(self, module: str, *, batches: bool) -> str:
-        """Returns the reason why answers must not share a forward, or not be drafted; else empty."""
+        """Returns the reason why answers must not share a forward (if `batches`) or must not be drafted (otherwise).
+        The text is empty if there is no reason."""
 
 
 class Family(NamedTuple):
-    """The mapping of one architecture to mlx-lm.
+    """The rules by which one architecture runs on a module.
 
-    `text` is the key of the config object that describes the text model, "" for the top level, with dots for nested
-    objects; `flat` is the family of a config without that object; `unwrapped` is true if the module needs that object
-    alone. `required` are fields for which mlx-lm has no default, or a wrong one. `defaults` are values for missing
-    fields that mlx-lm's class requires and Ollama fills in, or that this runner checks. `renames` are (pattern,
-    replacement) for tensor names, applied in order. `head` is the output projection, after renaming.
+    `text` is the key of the config object that describes the text model: "" for the top level, `a.b` for a nested
+    object. `flat` is the family of a config without that object. `unwrapped` is true if the module is built from that
+    object alone. `required` are fields without a right default in mlx-lm. `defaults` are values for missing fields that
+    mlx-lm's class requires or this runner checks. `renames` are pairs (pattern, replacement) for tensor names, applied
+    in order. `head` is the output projection's name after renaming.
     """
 
     module: str
@@ -70,11 +72,11 @@ class Family(NamedTuple):
     head: str = "lm_head.weight"
     context_default: int = 0
     most_context: int = 0
-    """A limit on the tokens of context; 0: the config's."""
+    """The most tokens of context; 0 if only the config limits them."""
     library: Library | None = None
     """The package that has the module; None for mlx-lm."""
     unseen: str = ""
-    """The reason why another library does not serve its pictures, for which this runner has no tower."""
+    """The reason why pictures are not served although another package has a tower for them; else empty."""
 
     @property
     def import_name(self) -> str:
@@ -82,24 +84,24 @@ class Family(NamedTuple):
         return f"{'mlx_lm' if self.library is None else self.library.name}.models.{self.module}"
 
     def renamed(self, name: str) -> str:
-        """Returns the name of a tensor that the module's `sanitize` knows. Renaming such a name changes nothing."""
+        """Returns the tensor's name for the module's `sanitize`. A name that was already renamed stays the same."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
 
     @property
     def is_listed(self) -> bool:
-        """True if FAMILIES has a row for this architecture; False for the general rules."""
+        """True if FAMILIES has a row for this architecture; False if the family was made by general rules."""
         return bool(self.required)
 
     @property
     def is_encoder(self) -> bool:
-        """True if the model makes embeddings or scores of texts, and no text."""
+        """True if the model makes embeddings or scores of texts, but does not generate text."""
         return self.module in ENCODERS or self.decides
 
     @property
     def decides(self) -> bool:
-        """True if the model scores options with a head of its own."""
+        """True if the model scores given options with an output head of its own, instead of generating text."""
         return self.module in DECIDERS.values()
 
 
@@ -115,7 +117,7 @@ _MAMBA = {
     "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 1,
     "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
-"""Ollama's defaults for fields that a Nemotron-H leaves out."""
+"""Ollama's values for fields that the config of a Nemotron-H lacks."""
 
 _UNWRAPPED: tuple[Rename, ...] = (
     (r"^(model\.language_model\.|language_model\.model\.)", "model."),
@@ -194,8 +196,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(
         "qwen3",
         required=(*_HEADS, "num_key_value_heads"),
-        # Fields that mlx-lm requires: `head_dim` has the default of transformers, the context length only serves our
-        # own limit, the others have Ollama's defaults.
+        # mlx-lm requires these fields. `head_dim` gets transformers' default. The context length only sets this
+        # runner's own limit; 0 means unknown. The other two fields get Ollama's defaults.
         defaults={"head_dim": 128, "max_position_embeddings": 0, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0},
         renames=_UNWRAPPED,
     ),
@@ -238,15 +240,15 @@ OLLAMA_ONLY = {
     "Qwen4ExpForConditionalGeneration": "has four streams, sparse attention and a table of n-grams",
     "StrandsDeciderForDecision": "decides with its own output head over a Qwen 3.5",
 }
-"""Architecture of Ollama's own runner that neither mlx-lm nor this one has -> a description. Some are stored as a
-`model_type` that mlx-lm has, which would compute something else."""
+"""Architecture that neither mlx-lm nor this runner can compute -> a description. Some of these models have a
+`model_type` of mlx-lm, but that module would compute something else."""
 
 RENAMED_MODULES = {
     "mistral": "llama", "xverse": "llama", "iquestcoder": "llama", "llava": "mistral3", "phi-msft": "phixtral",
     "falcon_mamba": "mamba", "joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2_vl",
     "minimax_m2": "minimax", "gemma4_unified": "gemma4", "deepseek_v41_text": "deepseek_v41",
 }  # fmt: skip
-"""`model_type` -> mlx-lm module, where the names differ."""
+"""`model_type` -> the mlx-lm module that computes it, if the module has another name."""
 
 COMPUTED_TENSORS = {
     "baichuan_m1": (r"lm_head\.weight", ""),
@@ -255,8 +257,9 @@ COMPUTED_TENSORS = {
     "kimi_k3": (r".+\.self_attn\.[qkv]_proj\.weight", ""),
     "muse_spark": (r".+\.self_attn\.(q|k|v|g|gate)_proj\.weight", ""),
 }
-"""mlx-lm module -> tensors that its `sanitize` computes with, unnoticed when packed: pattern, and the config field that
-asks for it. It casts the result back, or joins tensors that Ollama packs differently."""
+"""mlx-lm module -> a pattern of tensor names, and a config field or an empty text. The module's `sanitize` computes
+with these tensors if that field is true, or always if it is empty. So packed ones must be unpacked first. No trial
+shows this: `sanitize` casts the result back, or joins tensors that Ollama packs differently."""
 
 TRIED = frozenset(
     """
@@ -273,8 +276,8 @@ TRIED = frozenset(
     spark2_5 stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
-"""mlx-lm's modules whose answers were tried together and with drafts (`python -m scripts.tools.models.abilities`); the
-next two tables have the exceptions."""
+"""The mlx-lm modules that `python -m scripts.tools.models.abilities` has tried: with answers that share a forward, and
+with drafts. The next two tables list the modules that failed."""
 
 UNBATCHABLE = {
     "afm7": "its last layers count their positions by the length of the buffers",
@@ -285,8 +288,8 @@ UNBATCHABLE = {
     "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from",
     "phi3small": "its own attention has no dimension for a mask of several rows",
 }
-"""mlx-lm module -> the reason why answers must not share a forward. `gemma2` could with as many heads of keys as of
-queries; no such model is known. The trial shows all but `minimax_m3_vl`."""
+"""mlx-lm module -> the reason why answers must not share a forward. The trial finds all of them but `minimax_m3_vl`. A
+`gemma2` with as many key heads as query heads could share forwards, but none is known."""
 UNDRAFTABLE = {
     "deepseek_v41": "its layers cannot go back",
     "phi3small": "its masks let tokens attend to later ones",
@@ -295,18 +298,19 @@ UNDRAFTABLE = {
 """mlx-lm module -> the reason why drafts would change an answer."""
 
 ENCODERS = frozenset({"embedding_gemma2"})
-"""Modules of ours that make embeddings of texts. They have no cache and no logits: the tables of answers do not concern
-them."""
+"""This runner's modules that make embeddings of texts. They are in no table above: they have no cache and no logits."""
 
 DECIDERS = {"ClefForDecision": "clef", "LayaForDecision": "laya"}
-"""Architecture of a model that scores options with a head of its own -> mlx-vlm's package."""
+"""Architecture of a model that scores options with a head of its own -> the package of mlx-vlm that computes it."""
 
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
-"""Modules whose kernels exist only for Metal. On a CPU the trials of abilities had plain MLX in place of these."""
+"""Modules whose kernels exist only for Metal. Their entries in TRIED come from a trial on a CPU, with plain MLX in
+place of the kernels."""
 
 
 def architecture_of(config: Config, *, from_store: bool) -> str:
-    """Returns the first entry of `architectures`; for a directory without any, the name for its `model_type`."""
+    """Returns the first entry of `architectures`. For a directory without this field, returns the architecture that has
+    the module of its `model_type`, else the `model_type`. Raises ModelError if both fields are missing."""
     names = config.get("architectures")
     if isinstance(names, str):
         names = [names]
@@ -320,16 +324,14 @@ def architecture_of(config: Config, *, from_store: bool) -> str:
 
 
 class ChooseFamily(Protocol):
-    """Chooses the family of a model by its configuration: `family_of`, or one that knows another library."""
+    """A function that chooses the family of a model by its config: `family_of`, or one that also knows a `Library`."""
 
     def __call__(self, architecture: str, config: Config, *, from_store: bool) -> Family: ...
 
 
 def family_of(architecture: str, config: Config, *, from_store: bool = True) -> Family:
-    """Returns the row of `architecture`, else a general family for `model_type`. Raises ModelError without a module.
-
-    In a directory, a `model_type` with a module other than the row's wins, as in mlx-lm.
-    """
+    """Returns the row of `architecture`, else a family made from the `model_type`. Raises ModelError if there is no
+    module. For a directory, a `model_type` with another module takes precedence over the row, as in mlx-lm."""
     if architecture in OLLAMA_ONLY:
         what = OLLAMA_ONLY[architecture]
         raise ModelError(f"unsupported architecture: {architecture}, which {what}: only Ollama's own runner serves it")
@@ -353,20 +355,20 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
 
 
 def _is_module(name: str) -> bool:
-    """Returns True if mlx-lm has the module. Names come from files, so only a single plain component is accepted."""
+    """Returns True if mlx-lm has the module `name`. Names come from files: a name with a dot or a slash is refused."""
     plain = re.fullmatch(r"[A-Za-z0-9][\w-]*", name)
     return plain is not None and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 
 
 def is_needed(name: str) -> bool:
-    """Returns True if a text model may need the tensor of that name."""
+    """Returns True if a text model may need the tensor called `name`."""
     return not any(pattern.match(name) for pattern in UNNEEDED.values())
 
 
 def select_tensors(
     family: Family, tensors: Mapping[str, LogicalTensor], left_out: Container[str] = frozenset()
 ) -> dict[str, LogicalTensor]:
-    """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
+    """Returns the tensors that the model needs, by the names that the module's `sanitize` knows. Skips `left_out`."""
     chosen: dict[str, LogicalTensor] = {}
     towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.library is not None and not family.decides else []
     for tensor in tensors.values():

@@ -1,5 +1,5 @@
-"""The parts that our own decoders share (`runner/model/modules`): layers with and without a sliding window, experts,
-and the split over ranks."""
+"""The parts that the decoders in `runner/model/modules` share: layers with and without a sliding window, experts, and
+the split over ranks."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -14,13 +14,13 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.switch_layers import SwitchGLU
 
 Mask = Any
-"""The keys that a row sees: an array, "causal" or None."""
+"""An attention mask in mlx-lm's form: an array, "causal", or None if nothing is masked."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 class DecoderArgs(BaseModelArgs):
-    """The fields of a configuration that these parts read. A subclass is a data class with these fields."""
+    """The config fields that the classes in this file read. A subclass must be a data class with all these fields."""
 
     model_type: str
     vocab_size: int
@@ -35,11 +35,11 @@ class DecoderArgs(BaseModelArgs):
 
     @property
     def windows(self) -> list[bool]:
-        """True for each layer with a sliding window."""
+        """One entry for each layer: True if the layer has a sliding window."""
         return [kind == SLIDING for kind in self.layer_types or ()]
 
     def check_layers(self, field: str, *known: str) -> None:
-        """Raises ValueError unless a field has one of the known kinds for each layer."""
+        """Raises ValueError unless the list `field` has one entry for each layer, and every entry is one of `known`."""
         kinds: list[str] = getattr(self, field)
         if len(kinds) != self.num_hidden_layers:
             raise ValueError(f"{field} has {len(kinds)} entries, want {self.num_hidden_layers}")
@@ -47,16 +47,17 @@ class DecoderArgs(BaseModelArgs):
             raise ValueError(f"unsupported {field}: {odd[0]!r}")
 
     def check_experts(self) -> None:
-        """Raises ValueError if a token has more experts than there are."""
+        """Raises ValueError if `num_experts_per_tok` exceeds `num_experts`."""
         if (chosen := self.num_experts_per_tok) > self.num_experts:
             raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
 
 
 class Experts(Module):
-    """A few experts for each token. A subclass chooses them, and has `shared_experts` if all tokens have some."""
+    """A layer of experts. A subclass chooses a few experts for each token, and may set `shared_experts`, which compute
+    every token."""
 
     def __init__(self, args: DecoderArgs, width: int, *, averages: bool = False) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's __init__ is not typed
         self.gate = Linear(args.hidden_size, args.num_experts, bias=False)
         self.switch_mlp = SwitchGLU(args.hidden_size, width, args.num_experts)
         self.most = args.num_experts_per_tok
@@ -65,7 +66,8 @@ class Experts(Module):
         self.sharding_group: mx.distributed.Group | None = None
 
     def mix(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D] and the experts [B, L, K] chosen for each token, with their weights."""
+        """Returns the sum [B, L, D] of the outputs for `x` [B, L, D] of the experts `chosen` for each token, times
+        `weights` (both [B, L, K]), and of the output of the shared experts."""
         rows = self.switch_mlp(x, chosen)
         mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype)
         if "shared_experts" in self:
@@ -75,8 +77,8 @@ class Experts(Module):
 
 
 class Decoder(Module):
-    """From tokens to the hidden states after the last norm. A layer has attention in `self_attn`; in `mlp` a
-    feed-forward, or experts."""
+    """The part of a model from tokens to the hidden states after the last norm. Every layer must have its attention in
+    `self_attn`, and a feed-forward or experts in `mlp`."""
 
     def __init__(self, args: DecoderArgs, layers: Iterable[Module], norm: Module) -> None:
         Module.__init__(self)
@@ -87,12 +89,12 @@ class Decoder(Module):
         self.window = args.sliding_window
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns [B, L, D] for the tokens [B, L]."""
+        """Returns the hidden states [B, L, D] of the tokens [B, L]."""
         hidden = self.embed_tokens(inputs)
         caches: list[Any] = cache or [None] * len(self.layers)
         masks: dict[bool, Mask] = {}
         for sliding, each in zip(self.windows, caches, strict=True):
-            if sliding not in masks:  # layers of a kind stand at one offset
+            if sliding not in masks:  # the caches of all layers of a kind have one offset
                 masks[sliding] = create_attention_mask(hidden, each, window_size=self.window if sliding else None)
         for layer, sliding, each in zip(self.layers, self.windows, caches, strict=True):
             hidden = layer(hidden, masks[sliding], each)
@@ -100,7 +102,7 @@ class Decoder(Module):
 
 
 class DecoderModel(Module):
-    """A model as mlx-lm calls it, but for its logits: a subclass computes them."""
+    """A model with the methods that mlx-lm expects, except `__call__`. A subclass computes the logits in `__call__`."""
 
     def __init__(self, args: DecoderArgs, layers: Iterable[Module], norm: Module) -> None:
         Module.__init__(self)
@@ -111,13 +113,13 @@ class DecoderModel(Module):
             self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Returns the output projection of hidden states: [B, L, V] for [B, L, D]."""
+        """Returns the output projection [B, L, V] of the hidden states [B, L, D]."""
         head = self.model.embed_tokens.as_linear if "lm_head" not in self else self.lm_head
         return cast("mx.array", head(hidden))
 
     @property
     def layers(self) -> list[Module]:
-        """The layers, in order."""
+        """The layers, in the order of computing."""
         return self.model.layers
 
     def make_cache(self) -> list[KVCache | RotatingKVCache]:
@@ -126,7 +128,7 @@ class DecoderModel(Module):
         return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module, with experts stacked."""
+        """Returns `weights` by this module's names. Stacks separate experts, and drops the head of a tied model."""
         named = dict(weights)
         if self.args.tie_word_embeddings:
             named.pop("lm_head.weight", None)
@@ -136,7 +138,7 @@ class DecoderModel(Module):
         return named
 
     def shard(self, group: mx.distributed.Group | None = None) -> None:
-        """Keeps this rank's part: some heads, and a part of the width of every feed-forward."""
+        """Keeps only the parts that this rank computes: some heads, and a part of the width of every feed-forward."""
         group = group or mx.distributed.init()
         ways = [(name, "sharded-to-all" if name == "down_proj" else "all-to-sharded") for name in _PROJECTIONS]
         for layer in self.layers:

@@ -1,7 +1,7 @@
-"""Reads the fields of `config.json`, and of files beside it, that describe a part of a model.
+"""Reads fields of `config.json`, and of files beside it, that describe a part of a model.
 
-A missing field, null and zero stand for the default, as in Go; without a default the field is needed. Every function
-raises ModelError for a senseless value.
+A field that is missing, null or zero has the value `default`, as in Go; without a `default` the field is required.
+Every function raises ModelError for a value of the wrong type or out of range.
 """
 
 import sys
@@ -11,11 +11,11 @@ from runner.errors import ModelError, UnknownError
 
 Config = Mapping[str, object]
 _MOST = 1 << 20
-"""More than any width or count of a real part."""
+"""A limit above every width and count of a real model."""
 _MOST_SMALL = 1024
-"""More than a part has layers, or a patch or window has on a side."""
+"""A limit above the number of layers in any real model, and above the side of any patch or window."""
 _MOST_FIRST = 1 << 24
-"""More than any limit of pixels, patches or tokens; sizes of pictures stay far from overflows."""
+"""A limit above every real limit of pixels, patches or tokens. It keeps sizes of pictures far from overflows."""
 
 
 def _senseless(key: str, wanted: str, found: object) -> ModelError:
@@ -23,7 +23,7 @@ def _senseless(key: str, wanted: str, found: object) -> ModelError:
 
 
 def section(config: Config, key: str) -> Config:
-    """Returns the object `key`; {} if there is none."""
+    """Returns the object in the field `key`; {} if the field is missing."""
     found = config.get(key)
     if not isinstance(found, dict | None):
         raise _senseless(key, "an object", type(found).__name__)
@@ -31,7 +31,7 @@ def section(config: Config, key: str) -> Config:
 
 
 def size(config: Config, key: str, default: int | None = None, most: int = _MOST) -> int:
-    """Returns a width or count, from 1 to `most`."""
+    """Returns the width or count in the field `key`, from 1 to `most`."""
     found = config.get(key) or default
     if type(found) is not int or not 0 < found <= most:
         raise _senseless(key, "a positive integer", repr(config.get(key)))
@@ -39,7 +39,7 @@ def size(config: Config, key: str, default: int | None = None, most: int = _MOST
 
 
 def small_count(config: Config, key: str, default: int | None = None) -> int:
-    """Returns a number of layers, or of pixels or patches on a side, at most 1024."""
+    """Returns the count in the field `key`, from 1 to 1024: of layers, or of pixels or patches along a side."""
     found = size(config, key, default)
     if found > _MOST_SMALL:
         raise _senseless(key, f"at most {_MOST_SMALL}", found)
@@ -47,12 +47,12 @@ def small_count(config: Config, key: str, default: int | None = None) -> int:
 
 
 def first_size(default: int, *places: tuple[Config, str]) -> int:
-    """Returns the first width, count or limit among `places`, pairs of an object and a key; else `default`."""
+    """Returns the first size that a field in `places` has; else `default`. A place is an object and a field's key."""
     return next((size(config, key, most=_MOST_FIRST) for config, key in places if config.get(key)), default)
 
 
 def positive(config: Config, key: str, default: float | None = None) -> float:
-    """Returns a positive finite number."""
+    """Returns the positive finite number in the field `key`."""
     found = config.get(key) or default
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= sys.float_info.max:
         raise _senseless(key, "a positive number", repr(config.get(key)))
@@ -60,7 +60,7 @@ def positive(config: Config, key: str, default: float | None = None) -> float:
 
 
 def flag(config: Config, key: str) -> bool:
-    """Returns true or false; false if it is missing."""
+    """Returns the boolean in the field `key`; False if the field is missing."""
     found = config.get(key)
     if not isinstance(found, bool | None):
         raise _senseless(key, "true or false", repr(found))
@@ -68,14 +68,14 @@ def flag(config: Config, key: str) -> bool:
 
 
 def expect(config: Config, key: str, known: str) -> None:
-    """Raises UnknownError for anything but the one choice `known` here."""
+    """Raises UnknownError if the field `key` has another value than `known`, the only supported value."""
     found = config.get(key)
     if found is not None and found != known:
         raise UnknownError(f"config.json: {key}: want {known!r}, found {found!r}")
 
 
 def strings(config: Config, key: str, known: Sequence[str], default: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a list of strings out of `known`, as long as `default`."""
+    """Returns the list in the field `key`. It must be as long as `default`, and every entry must be one of `known`."""
     found = config.get(key)
     if found is None:
         return default
@@ -85,7 +85,7 @@ def strings(config: Config, key: str, known: Sequence[str], default: tuple[str, 
 
 
 def text(config: Config, key: str, default: str) -> str:
-    """Returns a text; `default` for a blank one."""
+    """Returns the text in the field `key`; `default` if the field is missing or blank."""
     found = config.get(key)
     if not isinstance(found, str | None):
         raise _senseless(key, "a text", repr(found))
@@ -93,7 +93,7 @@ def text(config: Config, key: str, default: str) -> str:
 
 
 def token(config: Config, *keys: str) -> int | None:
-    """Returns the first id of a token among these fields; None if all are missing. Zero is an id."""
+    """Returns the token id in the first present field of `keys`; None if all fields are missing. Zero is a token id."""
     for key in keys:
         found = config.get(key)
         if found is not None:
@@ -104,7 +104,7 @@ def token(config: Config, *keys: str) -> int | None:
 
 
 def required_token(config: Config, *keys: str) -> int:
-    """Returns the first id of a token among these fields. Needs one."""
+    """Returns the token id in the first present field of `keys`. Raises ModelError if all fields are missing."""
     found = token(config, *keys)
     if found is None:
         raise ModelError(f"config.json: {' or '.join(keys)}: missing")

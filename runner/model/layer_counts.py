@@ -1,7 +1,7 @@
-"""Compares the layers that a model holds with the number in its config.
+"""Compares the layers among a model's tensors with the number of layers in its config.
 
 Some families store a multi-token predictor as one more layer after the last. Any other extra layer means that config
-and tensors belong to different models; answers from a part of the layers would look almost right.
+and tensors belong to different models. Such a model is refused, because its answers would look almost right.
 """
 
 import re
@@ -16,15 +16,13 @@ _LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\."
 _ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PREDICTOR = re.compile(r".+\.(?:eh_proj|e_proj|h_proj|enorm|hnorm|shared_head|embed_tokens|mtp_\w+)\.")
-"""Parts of a multi-token predictor: they combine a token with the last layer's state to score the token after it.
-
-The names are DeepSeek's; all families that store a predictor among the layers use them.
-"""
+"""The names of tensors that only a multi-token predictor has: a layer that predicts the token after the next one. The
+names are DeepSeek's; all families that store a predictor among the layers use these names."""
 _LISTED = 6
 
 
 def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
-    """Maps each tensor of a layer beyond the count in `config`, the text model's, to the name of its layer."""
+    """Returns tensor name -> layer name for each tensor in a layer beyond the text model's number of layers."""
     count = config.get("num_hidden_layers")
     if type(count) is not int or count <= 0:
         return {}
@@ -33,7 +31,7 @@ def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
 
 
 def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
-    """Raises a ModelError that names the extra layers that are no predictors."""
+    """Raises ModelError if an extra layer is no predictor. `beyond` must be a result of `extra_layers`."""
     predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
     stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
     if stray:
@@ -44,13 +42,14 @@ def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
 
 
 def check_layer_count(text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
-    """Raises ModelError for a layer count without tensors, before a hostile number becomes a very large module."""
+    """Raises ModelError if the config counts more layers than the model has: a hostile count would fill the memory."""
     found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
     for field in _COUNTS:
         wanted = text.get(field)
         if type(wanted) is int and wanted <= 0:
             raise ModelError(f"config.json: invalid {field}: {wanted}")
-        # In unlisted families, layers may have other names, and some no tensors at all; but not most of them.
+        # In an unlisted family, layers may have other names, and a few may have no tensors. So only the number of all
+        # tensors limits the number of layers.
         if not isinstance(wanted, int) or wanted <= (len(found) if family.is_listed else len(tensors)):
             continue
         missing = next(index for index in range(wanted) if index not in found)
@@ -58,7 +57,7 @@ def check_layer_count(text: Config, family: Family, tensors: Mapping[str, Logica
 
 
 def check_depths(config: Config, most: int) -> None:
-    """Raises ModelError for a number of layers, anywhere in `config`, that is not from 1 to `most`."""
+    """Raises ModelError if a number of layers, at any depth of `config`, is below 1 or above `most`."""
     for key, value in config.items():
         if isinstance(value, dict):
             check_depths(value, most)

@@ -1,4 +1,4 @@
-"""Reads and checks `config.json`, and adapts it where mlx-lm would read it differently (docs/internals/store.md, 3)."""
+"""Reads and checks `config.json`, and adapts fields that mlx-lm would read differently (docs/internals/store.md, 3)."""
 
 import copy
 import math
@@ -36,26 +36,23 @@ _MEANT: dict[str, frozenset[str]] = {
     "sliding_window": frozenset({"exaone4"}),
     "sliding_window_pattern": frozenset({"exaone4"}),
 }
-"""Field -> the mlx-lm modules to which its null is a value, although their classes have another default or none.
-
-Examples: queries without compression, no shared experts, as many key heads as heads. A test tries every field of every
-module.
-"""
+"""Field -> the mlx-lm modules for which null is a real value, although the field's default differs. Null then means,
+for example: queries without compression, no shared experts, as many key heads as query heads. A test covers all."""
 
 
 def without_nulls(value: Config) -> Config:
-    """Returns `value` without the null fields that have no meaning to any module."""
+    """Returns `value` without null fields, except fields whose null is a real value for some module."""
     return {key: item for key, item in value.items() if item is not None or key in _MEANT}
 
 
 def drop_nulls(config: Config, module: str) -> None:
-    """Removes the null fields from `config` that have no meaning to mlx-lm's `module`."""
+    """Removes null fields from `config`, except fields whose null is a real value for mlx-lm's `module`."""
     for key in [key for key, item in config.items() if item is None and module not in _MEANT.get(key, ())]:
         del config[key]
 
 
 _STALE = ("quantization", "quantization_config", "compression_config")
-"""In a store, these describe the source of a conversion, not the stored tensors."""
+"""Fields about packing. In a store they describe the tensors before Ollama converted them, not the stored tensors."""
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 _CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
 _REAL_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "routed_scaling_factor")
@@ -67,18 +64,18 @@ _PHI3_SMALL_ROWS = 100352
 HEAD = re.compile(
     r"(?:(?:model|language_model|transformer)\.)*(?:lm_head|output|embed_out)\.(?:weight|scales|biases|global_scale)"
 )
-"""The parameters of the output projection, under any of mlx-lm's names."""
+"""Matches the names of the output projection's parameters, in any of mlx-lm's modules."""
 EMBEDDINGS = (
     *("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight"),
     *(".embedding.weight", ".embed_in.weight"),
 )
-"""The endings of the embedding's name."""
+"""Endings of the name of the token embedding's weight."""
 
 
 def read_config(checkpoint: ModelCheckpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
-    """Returns the model's `config.json`, or another file, without its nulls, which stand for defaults, unless `nulls`.
+    """Returns the object in the model's JSON file `name`. Drops null fields, which stand for defaults, unless `nulls`.
 
-    Raises ModelError `failed to read config.json: ...`.
+    Raises ModelError `failed to read NAME: ...`.
     """
     try:
         config = json_files.parse(checkpoint.required_file(name), hook=None if nulls else _read_object)
@@ -92,20 +89,20 @@ def read_config(checkpoint: ModelCheckpoint, *, nulls: bool = False, name: str =
 
 
 def _read_object(value: Config) -> Config | float:
-    """Decodes one object: transformers writes non-finite numbers as `{"__float__": "Infinity"}`."""
+    """Returns an object without nulls, or a number: transformers writes infinity as `{"__float__": "Infinity"}`."""
     tag = value.get("__float__") if len(value) == 1 else None
     return _FLOATS.get(tag, value) if isinstance(tag, str) else without_nulls(value)
 
 
 def module_config(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> Config:
-    """Returns a copy of `config` that mlx-lm's module reads as the file means it. Raises ModelError for bad fields."""
+    """Returns a copy of `config` that mlx-lm's module reads correctly. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
     mended["model_type"] = family.module if family.is_listed else config.get("model_type")
     text = text_config(mended, family)
     for part in (mended, text):
         drop_nulls(part, family.module)
         rename_fields(part, family.module)
-        if family.is_listed:  # a few unlisted modules read what their own conversion wrote
+        if family.is_listed:  # a few unlisted modules read these fields of their own conversion
             for key in _STALE:
                 part.pop(key, None)
     _decide_tying(mended, text, family, tensors)
@@ -114,15 +111,15 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, LogicalT
             text.setdefault(key, value)
         rows = _vocabulary_rows(tensors)
         if rows:
-            # The gemma3 module overwrites the text config's size by the top level's, which has a default of its own.
+            # The gemma3 module takes the vocabulary's size from the top level, where the default differs.
             mended["vocab_size"] = text.setdefault("vocab_size", rows)
         _check_fields(text, family)
     elif family.module == "phi3small":
         found = text.get("vocab_size", _PHI3_SMALL_ROWS)
-        if not isinstance(found, int) or found < _PHI3_SMALL_ROWS:  # its forward writes to these ids in any case
+        if not isinstance(found, int) or found < _PHI3_SMALL_ROWS:  # the module's forward always writes to these scores
             raise ModelError(f"config.json: phi3small needs a vocab_size of {_PHI3_SMALL_ROWS}, found {found!r}")
     elif family.module == "muse_spark":
-        mended.pop("vision_config", None)  # mlx-lm would build the vision tower, which is never read
+        mended.pop("vision_config", None)  # mlx-lm would build a vision tower, whose weights are never read
     check_layer_count(text, family, tensors)
     if not family.unwrapped:
         return mended
@@ -141,7 +138,7 @@ def text_config(config: Config, family: Family) -> Config:
 
 
 def context_length(config: Config, family: Family) -> int:
-    """Returns the model's context length in tokens, from the first config field that gives one; 0 if none does."""
+    """Returns the context length in tokens, from the first config field that has it or the family; 0 if unknown."""
     parts = (text_config(config, family), config)
     lengths = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
     found = next((length for length in lengths if type(length) is int and length > 0), family.context_default)
@@ -149,25 +146,25 @@ def context_length(config: Config, family: Family) -> int:
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Returns True if `config`, made by `module_config`, ties the head to the embedding. Loading then reads no head."""
+    """Returns True if `config`, made by `module_config`, ties head and embedding: loading then reads no head."""
     return module_text(config, family).get("tie_word_embeddings") is True
 
 
 def is_untied(config: Config, family: Family) -> bool:
-    """Returns True if `config`, as in the file, denies that the embedding is the head."""
+    """Returns True if `config`, as read from the file, says that the head has weights of its own."""
     said = [part.get("tie_word_embeddings") for part in (config, text_config(config, family))]
     return False in said and True not in said
 
 
 def module_text(config: Config, family: Family) -> Config:
-    """Returns the text model's part of a config made by `module_config`."""
+    """Returns the part of `config`, made by `module_config`, that describes the text model."""
     return config if family.unwrapped else text_config(config, family)
 
 
 def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> int:
-    """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
+    """Returns the number of tokens in the vocabulary: from the module's config, else from the embedding; else 0."""
     if family.library is not None and (rows := _vocabulary_rows(tensors)):
-        return rows  # its classes have defaults of their own
+        return rows  # the library's classes may have another default
     for part in (module_text(config, family), config):
         found = part.get("vocab_size")
         if type(found) is int and found > 0:
@@ -181,10 +178,9 @@ def _vocabulary_rows(tensors: Mapping[str, LogicalTensor]) -> int:
 
 
 def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
-    """Sets `tie_word_embeddings`: true if the file says so or there is no output projection.
-
-    Some of mlx-lm's modules treat a missing field as true and drop the projection: wrong logits without an error.
-    """
+    """Sets `tie_word_embeddings`. In a listed family it is true if the file says so or has no output projection. In
+    another family, a missing field is taken from the top level, or is false if there is an output projection. Some of
+    mlx-lm's modules read a missing field as true and drop the projection: wrong logits without an error."""
     has_head = any(name.endswith(family.head) for name in tensors)
     said = [part.get("tie_word_embeddings") for part in (config, text)]
     if family.is_listed:

@@ -1,4 +1,4 @@
-"""Opens a model: finds and checks everything that needs neither MLX nor the weights."""
+"""Opens a model: finds its files, and checks its config and the headers of its weights. Needs no MLX."""
 
 import os
 from collections.abc import Mapping
@@ -40,10 +40,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 class OpenedModel(NamedTuple):
-    """A model with its files found and its headers checked. Immutable; any thread may read it.
+    """A model whose files are found and whose headers are checked. Immutable; any thread may read it.
 
-    `config` is `config.json` as stored; `module_config` builds mlx-lm's module. `tensors` are the tensors to read,
-    under the names that the module's `sanitize` knows.
+    `config` is `config.json` as stored; mlx-lm's module is built from `module_config`. `tensors` are the tensors that
+    loading reads, by the names that the module's `sanitize` knows.
     """
 
     name: str
@@ -57,17 +57,17 @@ class OpenedModel(NamedTuple):
     vocab_size: int
     checkpoint: ModelCheckpoint
     unreadable: frozenset[str] = frozenset()
-    """Needed tensors that were reported as unreadable, named as in `tensors`."""
+    """The names of tensors that the model needs but that could not be read; `tensors` lacks them."""
 
     @property
     def directory(self) -> str:
-        """The whole path of the model's directory; empty for a model of a store."""
-        return "" if self.checkpoint.from_store else _printable(os.path.abspath(self.checkpoint.path))  # noqa: PTH100 - follows no link
+        """The absolute path of the model's directory; empty for a model in a store."""
+        return "" if self.checkpoint.from_store else _printable(os.path.abspath(self.checkpoint.path))  # noqa: PTH100 - keeps links
 
     @property
     def title(self) -> str:
-        """The model's name for people: its name in the store, the last folder of its path, or its repository if it is
-        in the cache of Hugging Face."""
+        """The model's name for people: in a store the model's name, in a directory the directory's. A directory in
+        Hugging Face's cache has the name of its repository."""
         if not self.directory:
             return parse_model_name(self.name).short
         *_, repository, folder, last = ("", "", *Path(self.directory).parts)
@@ -76,27 +76,27 @@ class OpenedModel(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """The bytes that loading will read."""
+        """The number of bytes that loading reads."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def suppressed_tokens(self) -> list[int]:
-        """The token ids that `generation_config.json` keeps out of every answer."""
+        """The ids of tokens that no answer may contain, from `generation_config.json`."""
         try:
             listed = self.json_file("generation_config.json").get("suppress_tokens")
         except ModelError:
-            return []  # the tokenizer reads the file too, and refuses it
+            return []  # the tokenizer reads the file too, and raises the error
         tokens = listed if isinstance(listed, list) else []
         return [token for token in tokens if type(token) is int and 0 <= token < self.vocab_size]
 
     @property
     def has_vision(self) -> bool:
-        """True if the model has a tower for pictures, or claims to have one."""
+        """True if the model has tensors of a tower for pictures, or its config describes one."""
         return self._has_tower("vision")
 
     @property
     def has_audio(self) -> bool:
-        """True if the model has a tower for sound, or claims to have one."""
+        """True if the model has tensors of a tower for sound, or its config describes one."""
         return self._has_tower("audio")
 
     def _has_tower(self, part: str) -> bool:
@@ -104,11 +104,11 @@ class OpenedModel(NamedTuple):
         return described or any(map(UNNEEDED[part].match, self.checkpoint.tensors))
 
     def file(self, name: str) -> bytes | None:
-        """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""
+        """Returns the content of a text file such as `tokenizer.json`; None if the model has no such file."""
         return self.checkpoint.file(name)
 
     def json_file(self, name: str) -> dict[str, object]:
-        """Returns the object in a JSON file; an empty one if the model has no such file. Raises ModelError if it is
+        """Returns the object in the JSON file `name`; {} if there is no such file. Raises ModelError if it is
         broken."""
         try:
             found = json_files.parse(self.file(name) or b"{}")
@@ -120,10 +120,8 @@ class OpenedModel(NamedTuple):
 
 
 def open_model(model: str, models_dir: Path, choose: ChooseFamily = family_of) -> OpenedModel:
-    """Opens `model`, an Ollama name in the store `models_dir` or the path of a directory.
-
-    Takes milliseconds: it needs no MLX and reads no weights. Raises ModelError if anything is missing or broken.
-    """
+    """Opens `model`: the name of a model in the store `models_dir`, or the path of a directory. Needs only
+    milliseconds, because it reads no weights. Raises ModelError if anything is missing or broken."""
     return open_checkpoint(find_checkpoint(model, models_dir), choose=choose)
 
 
@@ -133,8 +131,8 @@ def open_checkpoint(
     family: Family | None = None,
     choose: ChooseFamily = family_of,
 ) -> OpenedModel:
-    """Interprets a checkpoint, by this family or by the family that `config.json` names. Raises ModelError; passes
-    faults that allow it to go on to `report`."""
+    """Returns the opened model of a checkpoint, checked by the rules of `family` or, without it, of the family from
+    `choose`. Passes a fault to `report` if opening can go on; raises ModelError for any other fault."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family or choose(architecture, config, from_store=checkpoint.from_store)
@@ -176,8 +174,8 @@ def open_checkpoint(
 
 
 def _without_head(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
-    """Returns the tensors of a tied model without its head. If the files have no embedding, the head takes its place:
-    some writers keep only the first name of a tensor that has two."""
+    """Returns the tensors of a tied model without its head. If there is no embedding, the head becomes the embedding:
+    some writers store a shared tensor only under the first of its two names."""
     heads = [name for name in tensors if HEAD.fullmatch(name)]
     kept = {name: tensor for name, tensor in tensors.items() if name not in heads}
     if len(heads) == 1 and not any(name.endswith(EMBEDDINGS) for name in kept):
@@ -187,14 +185,14 @@ def _without_head(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTens
 
 
 def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> ModelCheckpoint:
-    """Finds the checkpoint for `model`: a path if it looks like one, else a stored name, else a directory of that name.
+    """Opens the checkpoint `model`: a path if it looks like one, else a name in the store, else a relative path.
 
-    An existing file of weights counts as a directory, for the error that it brings.
+    The path of a weight file is opened as a directory too: `open_directory` then explains the mistake in an error.
     """
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
-        # Path.expanduser raises where there is no such user.
+        # Path.expanduser raises an error for an unknown user.
         return open_directory(Path(os.path.expanduser(model)), _printable(model), report)  # noqa: PTH111
-    # Path.is_dir raises for long names.
+    # Path.is_dir raises an error for long names.
     is_there = os.path.isdir(model) or (is_weights(model) and os.path.isfile(model))  # noqa: PTH112, PTH113
     if is_there and not _is_stored(model, models_dir):
         return open_directory(Path(model), _printable(model), report)
@@ -202,7 +200,7 @@ def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fa
 
 
 def _printable(path: str) -> str:
-    """Replaces bytes of a path that are not UTF-8, so that it can be written as JSON."""
+    """Returns `path` with every byte that is not UTF-8 replaced, so that it can be written as JSON."""
     return os.fsencode(path).decode(errors="replace")
 
 

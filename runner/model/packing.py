@@ -1,7 +1,7 @@
-"""Finds the quantization of a packed tensor, from shapes alone.
+"""Finds the quantization of a packed tensor from shapes and from the type of the scales.
 
-Metadata is wrong or missing in real stores (docs/internals/store.md, 2.4). Shapes are reliable: the module knows its
-input width.
+In real stores, metadata may be wrong or missing (docs/internals/store.md, 2.4). Shapes are reliable, because a module
+knows the width of each layer's input.
 """
 
 import math
@@ -15,11 +15,11 @@ WORD_BITS = 32
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
 FLOAT_MODES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""(bits, group size) -> mode, for scales of bytes."""
+"""(bits, group size) -> MLX's mode, for tensors whose scales are bytes."""
 
 
 class Packing(NamedTuple):
-    """The arguments of `mx.quantize` that made a tensor."""
+    """The arguments of the call of `mx.quantize` that packed a tensor."""
 
     bits: int
     group_size: int
@@ -27,7 +27,7 @@ class Packing(NamedTuple):
 
 
 def find_packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) -> Packing | None:
-    """Returns the packing of rows of `in_dims` values in `words` 32-bit words with `groups` scales; None if illegal."""
+    """Returns the packing of `in_dims` values in `words` 32-bit words with `groups` scales; None if MLX has none."""
     if min(in_dims, words, groups) < 1 or words * WORD_BITS % in_dims or in_dims % groups:
         return None
     bits, group_size = words * WORD_BITS // in_dims, in_dims // groups
@@ -39,14 +39,14 @@ def find_packing(in_dims: int, words: int, groups: int, *, byte_scales: bool) ->
 
 
 def possible_packings(words: int, groups: int, *, byte_scales: bool) -> list[Packing]:
-    """Returns every legal packing of rows of `words` words with `groups` scales, for any input width."""
+    """Returns every packing that MLX has for `words` 32-bit words with `groups` scales, for any number of values."""
     widths = {words * WORD_BITS // bits for bits in AFFINE_BITS}
     found = (find_packing(width, words, groups, byte_scales=byte_scales) for width in sorted(widths))
     return [one for one in found if one is not None]
 
 
 def check_companions(tensor: LogicalTensor) -> None:
-    """Raises ModelError unless words, scales and biases fit together for at least one input width."""
+    """Raises ModelError unless the tensor's words, scales and biases fit together for at least one input width."""
     words, scale, bias = tensor.weight, tensor.scale, tensor.bias
     where = f"{words.file}: tensor {tensor.name}"
     if scale is None:

@@ -1,4 +1,4 @@
-"""The progress of long work, once a second."""
+"""Reports the progress of long work, at most once a second."""
 
 import threading
 import time
@@ -10,12 +10,12 @@ _EVERY_S = 1.0
 
 
 class Progress:
-    """Counts bytes done, and logs them once a second; a subclass may report something else. Thread-safe."""
+    """Counts the bytes that are done, and logs them once a second; a subclass may report otherwise. Thread-safe."""
 
     def __init__(
         self, log: Log, what: str, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`what` is the log message, for example `loading`. `done` counts as done before the start."""
+        """`what` is the log message, such as `loading`. Of `total` bytes, `done` were done before the start."""
         self.total = total
         self.done = done
         self._log = log
@@ -31,11 +31,11 @@ class Progress:
 
     @property
     def reported(self) -> bool:
-        """True if there was a report."""
+        """True if progress was reported at least once."""
         return self._reported_s > self._started_s
 
     def add(self, count: int) -> None:
-        """Adds `count`; reports if the last report is a second old."""
+        """Adds `count` bytes. Reports progress if the last report is at least a second old."""
         with self._lock:
             self.done += count
             now_s = self._clock()

@@ -1,7 +1,7 @@
-"""Reads fields of `config.json` that transformers has renamed, and mlx-lm's modules know by their old names, and fills
-in fields for which transformers has another default than mlx-lm.
+"""Adds fields to a config: fields that mlx-lm's modules read under older names than transformers', and missing fields
+for which transformers has another default than mlx-lm.
 
-A file of any age may have either form: transformers writes its own names for every model that it saves.
+A file of any age may have old or new names: transformers writes its own names for every model that it saves.
 """
 
 import json
@@ -15,41 +15,41 @@ _PER_LAYER = "per_layer_config"
 _ROPE = "rope_parameters"
 _ROTARY = ("rope_theta", "partial_rotary_factor")
 _DIGITS = 10
-"""More digits than the number of a layer has."""
+"""The number of a layer has fewer digits."""
 
 
 class FieldRow(NamedTuple):
-    """A field of mlx-lm's modules, and its place in transformers' configs."""
+    """A field that mlx-lm's modules read, and the place in transformers' configs from which its value follows."""
 
     field: str
     path: str
-    """The keys that lead there, joined by dots. A config without that place is left alone; an empty path leads to every
-    config: it is for a field that a file lacks and for which transformers has another default than mlx-lm."""
+    """The keys that lead to the place, joined by dots. A config without the place stays as it is. An empty path matches
+    every config: such a row fills in a missing field for which transformers has another default than mlx-lm."""
     models: str
-    """Values of `model_type`, separated by spaces, or "*" for all."""
+    """The values of `model_type` to which the row applies, separated by spaces; "*" for all."""
     read: "Callable[[FieldRow, Config], object] | None" = None
-    """Computes the field; without it the value is taken as it is."""
+    """Computes the field's value; None to copy the value at `path`."""
     about: str = ""
-    """An argument of `read`."""
+    """An argument of `read`; most functions expect a kind of layers."""
     wins: bool = False
-    """True if the path counts even if the field is present, because transformers computes by the path."""
+    """True if the value at `path` replaces a field that is present, because transformers computes by the path."""
 
 
 def rename_fields(part: Config, module: str) -> None:
-    """Adds to `part`, the top level of a config or its text model's part, the fields that mlx-lm's `module` reads.
+    """Adds the fields that mlx-lm's `module` reads to `part`: the top level of a config, or its text model's part.
 
-    Raises ModelError if the module has no field for a value.
+    Raises ModelError if the module has no field that can express a value.
     """
     name = part.get("model_type")
     rows = _BY_MODEL.get(name if isinstance(name, str) else "", ())
-    if not rows:  # a model that transformers does not have has defaults of its own
+    if not rows:  # not a model of transformers, whose defaults do not apply then
         rows = tuple(row for row in _BY_MODEL.get(module, ()) if row.path)
     apply_rows((*_BY_MODEL["*"], *rows), part)
     _check_layers(part, module, rows)
 
 
 def apply_rows(rows: Iterable[FieldRow], part: Config) -> None:
-    """Sets the fields of these rows, and `rope_scaling`. Raises ModelError if a row cannot read its value."""
+    """Sets the fields of `rows` in `part`, and `rope_scaling`. Raises ModelError if a row cannot compute its value."""
     for row in rows:
         found = _at(part, row.path)
         if found is not None and (row.wins or part.get(row.field) is None):
@@ -58,9 +58,9 @@ def apply_rows(rows: Iterable[FieldRow], part: Config) -> None:
 
 
 def layer_overrides(config: Mapping[str, object]) -> dict[int, Config]:
-    """Returns the fields of single layers, by the number of the layer. Raises ModelError if they are malformed.
+    """Returns layer number -> fields of that layer alone. Raises ModelError if they are malformed.
 
-    transformers writes them as `per_layer_config`, whose keys are numbers with leading zeros.
+    transformers writes them as `per_layer_config`, whose keys are layer numbers with leading zeros.
     """
     found, count = config.get(_PER_LAYER) or {}, config.get("num_hidden_layers")
     if not isinstance(found, Mapping):
@@ -84,7 +84,7 @@ def _at(part: Config, path: str) -> object:
 
 
 def _check_layers(part: Config, module: str, rows: Iterable[FieldRow]) -> None:
-    """Raises ModelError if a single layer has a field that no row reads."""
+    """Raises ModelError if a single layer has a value of its own that neither a row nor `module` reads."""
     if _PER_LAYER not in part:
         return
     kinds = part.get("layer_types")
@@ -100,7 +100,7 @@ def _check_layers(part: Config, module: str, rows: Iterable[FieldRow]) -> None:
 
 
 _OF_LAYERS = {"embedding_gemma2": ("num_attention_heads", "num_key_value_heads", "head_dim")}
-"""A module that reads `per_layer_config` itself -> the fields that it reads."""
+"""Module that reads `per_layer_config` itself -> the fields that the module reads there."""
 
 
 def _kinds(row: FieldRow, part: Config) -> list[object]:
@@ -111,7 +111,7 @@ def _kinds(row: FieldRow, part: Config) -> list[object]:
 
 
 def every(row: FieldRow, part: Config) -> int:
-    """Returns the period n of the layers of a kind, if these are every n-th layer."""
+    """Returns n if exactly every n-th layer is of the kind `about`. Raises ModelError if there is no such n."""
     kinds = _kinds(row, part)
     for period in (part.get(row.field), kinds.index(row.about) + 1 if row.about in kinds else 0):
         found = [type(period) is int and period > 0 and not index % period for index in range(1, len(kinds) + 1)]
@@ -123,7 +123,7 @@ def every(row: FieldRow, part: Config) -> int:
 
 
 def leading(row: FieldRow, part: Config) -> int:
-    """Returns the number of layers of a kind, if these all come first."""
+    """Returns the number of layers of the kind `about`. Raises ModelError unless they all come first."""
     kinds = _kinds(row, part)
     count = kinds.count(row.about)
     if row.about in kinds[count:]:
@@ -132,33 +132,35 @@ def leading(row: FieldRow, part: Config) -> int:
 
 
 def marks(row: FieldRow, part: Config) -> list[int]:
-    """Returns 1 for each layer of a kind and 0 for the others."""
+    """Returns a list with 1 for each layer of the kind `about`, and 0 for each other layer."""
     return [int(kind == row.about) for kind in _kinds(row, part)]
 
 
 def numbers(row: FieldRow, part: Config) -> str:
-    """Returns the numbers of the layers of a kind, separated by commas."""
+    """Returns the numbers of the layers of the kind `about`, separated by commas."""
     return ",".join(str(index) for index, kind in enumerate(_kinds(row, part)) if kind == row.about)
 
 
 def spelt(row: FieldRow, part: Config) -> list[object]:
-    """Returns a list of kinds in mlx-lm's words; `about` maps them as new=old."""
+    """Returns the kinds of the layers in mlx-lm's words. `about` has pairs `TRANSFORMERS_WORD=MLX_LM_WORD`."""
     words = dict(word.split("=") for word in row.about.split())
     return [words.get(kind, kind) if isinstance(kind, str) else kind for kind in _kinds(row, part)]
 
 
 def letters(row: FieldRow, part: Config) -> str | None:
-    """Returns a list of kinds as one text; None if all layers are of one kind."""
+    """Returns one letter for each layer, joined to a text; None if all layers are of the same kind. `about` has pairs
+    `KIND=LETTER`."""
     return "".join(map(str, spelt(row, part))) if len(set(map(str, _kinds(row, part)))) > 1 else None
 
 
 def constant(row: FieldRow, part: Config) -> object:  # noqa: ARG001
-    """Returns the value that transformers uses and has no field for."""
+    """Returns the value `about`, in JSON: a constant or a default of transformers."""
     return json.loads(row.about)
 
 
 def times(row: FieldRow, part: Config) -> int:
-    """Returns a number times a factor, which `about` gives or names, plus the number after it, if any."""
+    """Returns the number at `path` times a factor. `about` begins with the factor, or with the name of a field that has
+    the factor; each further word of `about` is a number to add to the product."""
     found, (factor, *more) = _at(part, row.path), row.about.split()
     by = part.get(factor, factor)
     try:
@@ -168,7 +170,7 @@ def times(row: FieldRow, part: Config) -> int:
 
 
 def divided(row: FieldRow, part: Config) -> int:
-    """Returns a number divided by the field that `about` names."""
+    """Returns the number at `path` divided by the field that `about` names."""
     found, by = _at(part, row.path), part.get(row.about)
     if type(found) is not int or type(by) is not int or by <= 0:
         raise ModelError(f"config.json: {row.path} and {row.about} must be numbers, found {found!r:.80} and {by!r:.80}")
@@ -176,8 +178,8 @@ def divided(row: FieldRow, part: Config) -> int:
 
 
 def of_kind(row: FieldRow, part: Config) -> object:
-    """Returns the value of a field in all layers of a kind; None if there are none. `about` is FIELD of KIND, or FIELD
-    of KIND if FLAG."""
+    """Returns the value that a field has in all layers of a kind; None without such layers. `about` is `FIELD of KIND`
+    or `FIELD of KIND if FLAG`; if the flag is not set, returns the row's field unchanged."""
     field, _, kind, *_ = row.about.split()
     if not _holds(row, part):
         return part.get(row.field)
@@ -192,19 +194,19 @@ def of_kind(row: FieldRow, part: Config) -> object:
 
 
 def _holds(row: FieldRow, part: Config) -> bool:
-    """Returns True unless a row depends on a flag that is not set."""
+    """Returns True unless `about` ends with ` if FLAG` and the flag is not set."""
     _, *flag = row.about.split(" if ")
     return not flag or part.get(*flag) is True
 
 
 def other_heads(row: FieldRow, part: Config) -> Config:
-    """Returns the heads of the layers of a kind, in the form of Step 3.5."""
+    """Returns the numbers of heads in the layers of a kind, in the form of Step 3.5. `about` is as in `of_kind`."""
     groups = part.get("num_attention_groups", part.get("num_key_value_heads"))
     return {"num_attention_heads": of_kind(row, part), "num_attention_groups": groups}
 
 
 def delta_layers(row: FieldRow, part: Config) -> Config:
-    """Returns the `linear_attn_config` of a Kimi Linear, which counts layers from 1."""
+    """Returns the `linear_attn_config` of a Kimi Linear, in which the first layer has the number 1."""
     sizes = {"head_dim": "head_dim", "num_heads": "num_heads", "short_conv_kernel_size": "conv_kernel_dim"}
     kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
     return {key: part.get(f"linear_{name}") for key, name in sizes.items()} | {
@@ -213,7 +215,7 @@ def delta_layers(row: FieldRow, part: Config) -> Config:
 
 
 def each(row: FieldRow, part: Config) -> list[object]:
-    """Returns a list of a rotary field, one value a layer, by the kind of the layer."""
+    """Returns a list with one value for each layer: the field `about` of the rotation for the layer's kind."""
     kinds = _kinds(row._replace(path="layer_types"), part)
     return [_at(part, f"{_ROPE}.{kind}.{row.about}") for kind in kinds]
 
@@ -226,7 +228,7 @@ def scaled(row: FieldRow, part: Config) -> list[str]:
 
 
 def flat(row: FieldRow, part: Config) -> Config:
-    """Returns `rope_parameters` made of fields at the top of a config, where older files have them."""
+    """Returns `rope_parameters`, made from the fields in `about`, which older files have at the top of the config."""
     scaling = part.get("rope_scaling")
     rope = scaling if isinstance(scaling, dict) else {"type": "default"}
     return rope | {key: part[key] for key in row.about.split() if key in part}
@@ -237,7 +239,7 @@ def _rope_type(rope: Config) -> object:
 
 
 def _lift_scaling(part: Config) -> None:
-    """Copies the scaling of the rotation to `rope_scaling`, with its type under both names that modules read."""
+    """Copies the rotation's scaling to `rope_scaling`, with the type under both its names, `type` and `rope_type`."""
     rope = part.get(_ROPE)
     if isinstance(rope, dict):
         full = rope.get("full_attention")

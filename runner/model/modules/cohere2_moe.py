@@ -1,7 +1,8 @@
-"""Cohere's decoder with experts (`Cohere2MoeForCausalLM`), of mlx-lm's parts.
+"""Cohere's decoder with experts (`Cohere2MoeForCausalLM`), built from mlx-lm's parts.
 
-Attention and feed-forward of a block read the same norm, and their results are added together. Most layers see a
-window, with rotary positions; the others see everything, without positions. The first layers may be dense.
+The attention and the feed-forward of a block both read the output of one norm, and the block adds their results. Most
+layers have a sliding window and rotary positions; the other layers see all tokens, without positions. The first layers
+may be dense, which means without experts.
 """
 
 from dataclasses import dataclass
@@ -35,13 +36,13 @@ class ModelArgs(DecoderArgs):
     rope_theta: float = 10000.0
     layer_norm_eps: float = 1e-5
     rms_norm_eps: float | None = None
-    """Given where norms are RMS norms."""
+    """Present if the norms are RMS norms."""
     logit_scale: float = 0.0625
     attention_bias: bool = False
     tie_word_embeddings: bool = True
     sliding_window: int = 4096
     sliding_window_pattern: int = 4
-    """After this many layers, one sees everything; counted from the first that is not of the dense prefix."""
+    """A layer whose number is a multiple of this sees all tokens. The first layer that is not dense has number 1."""
     layer_types: list[str] | None = None
     num_experts: int = 8
     num_experts_per_tok: int = 2
@@ -50,14 +51,14 @@ class ModelArgs(DecoderArgs):
     num_shared_experts: int = 0
     shared_expert_combination_strategy: str = "average"
     first_k_dense_replace: int = 0
-    """The number of dense layers, which come first."""
+    """The number of dense layers at the beginning."""
     mlp_layer_types: list[str] | None = None
     prefix_dense_intermediate_size: int | None = None
     prefix_dense_sliding_window_pattern: int = 1
-    """The same pattern for the dense layers; with 1, these have rotary positions all the same."""
+    """The pattern of the dense layers, counted from 1. If it is 1, they see all tokens and have rotary positions."""
 
     def __post_init__(self) -> None:
-        """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
+        """Fills in missing fields from other fields. Raises ValueError for contradictions and unknown values."""
         dense, layers = self.first_k_dense_replace, self.num_hidden_layers
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
@@ -86,17 +87,17 @@ class ModelArgs(DecoderArgs):
                 raise ValueError(f'unsupported {name}: "{getattr(self, name)}"')
 
     def make_norm(self) -> Module:
-        """Returns a norm of the hidden states."""
+        """Returns a fresh norm for hidden states."""
         if self.rms_norm_eps is not None:
             return RMSNorm(self.hidden_size, self.rms_norm_eps)
         return LayerNorm(self.hidden_size, self.layer_norm_eps, bias=False)
 
 
 class CohereAttention(Module):
-    """Attention without norms of queries and keys."""
+    """Attention that does not normalize its queries and keys."""
 
     def __init__(self, args: ModelArgs, layer: int) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)  # MLX's __init__ is not typed
         width = cast("int", args.head_dim)
         self.n_heads, self.n_kv_heads = args.num_attention_heads, cast("int", args.num_key_value_heads)
         self.scale = width**-0.5
@@ -109,7 +110,8 @@ class CohereAttention(Module):
         self.rope = RoPE(width, traditional=True, base=args.rope_theta)
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D], and adds its keys and values to the cache, if there is one."""
+        """Returns the output [B, L, D] for `x` [B, L, D]. Adds the keys and values of `x` to `cache`, if there is
+        one."""
         queries = self._split(self.q_proj(x), self.n_heads)
         keys, values = (self._split(part(x), self.n_kv_heads) for part in (self.k_proj, self.v_proj))
         if self.turns:
@@ -117,7 +119,7 @@ class CohereAttention(Module):
             queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
         if cache is not None:
             keys, values = cache.update_and_fetch(keys, values)
-        # Without norms of queries and keys their products may leave the range of float16.
+        # Queries and keys are not normalized, so their products may leave the range of float16.
         wide = mx.float32 if queries.dtype == mx.float16 else queries.dtype
         queries = queries.astype(wide)
         seen = scaled_dot_product_attention(queries, keys, values, cache=cache, scale=self.scale, mask=mask)
@@ -125,13 +127,13 @@ class CohereAttention(Module):
 
     @staticmethod
     def _split(projected: mx.array, heads: int) -> mx.array:
-        """Returns [B, H, L, W] for [B, L, H W]."""
-        # Unlike `unflatten`, this raises for no heads at all, which trials of too many ranks come to.
+        """Returns `projected` [B, L, H W] split into heads, [B, H, L, W]."""
+        # Unlike `unflatten`, this raises an error for zero heads: a trial may split a model over too many ranks.
         return projected.reshape(*projected.shape[:2], heads, -1).swapaxes(1, 2)
 
 
 class CohereExperts(Experts):
-    """A few experts for each token, and others that are shared by all."""
+    """A layer of experts: a few chosen ones for each token, and perhaps some that all tokens share."""
 
     def __init__(self, args: ModelArgs) -> None:
         averages = args.shared_expert_combination_strategy == "average"
@@ -141,7 +143,7 @@ class CohereExperts(Experts):
         self.softmax = args.expert_selection_fn == "softmax"
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         logits = self.gate(x).astype(mx.float32)
         chosen = mx.argpartition(-logits, kth=self.most - 1, axis=-1)[..., : self.most]
         logits = mx.take_along_axis(logits, chosen, axis=-1)
@@ -152,7 +154,7 @@ class CohereExperts(Experts):
 
 
 class CohereBlock(Module):
-    """One layer."""
+    """One layer: attention, and beside it experts or a dense feed-forward."""
 
     def __init__(self, args: ModelArgs, layer: int) -> None:
         Module.__init__(self)
@@ -162,13 +164,13 @@ class CohereBlock(Module):
         self.input_layernorm = args.make_norm()
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         normed = cast("mx.array", self.input_layernorm(x))
         return x + self.self_attn(normed, mask, cache) + cast("mx.array", self.mlp(normed))
 
 
 class Model(DecoderModel):
-    """The model as mlx-lm calls it."""
+    """The model, with the methods that mlx-lm expects."""
 
     args: ModelArgs
 
@@ -177,10 +179,11 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, args.make_norm())
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of the tokens [B, L], which follow the contents of the layers in `cache`."""
+        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`. Adds the keys
+        and values of `inputs` to `cache`, if there is one."""
         return self.head(self.model(inputs, cache)) * self.args.logit_scale
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module, with experts stacked."""
+        """Returns `weights` by this module's names. Stacks separate experts, and drops the head of a tied model."""
         named = {name.replace(".mlp.shared_expert.", ".mlp.shared_experts."): each for name, each in weights.items()}
         return DecoderModel.sanitize(self, named)

@@ -1,7 +1,8 @@
-"""Aleph Alpha's decoder with experts (`Kolibri1ForCausalLM`), of mlx-lm's parts.
+"""Aleph Alpha's decoder with experts (`Kolibri1ForCausalLM`), built from mlx-lm's parts.
 
-Most layers have a sliding window and rotary positions; the others see all tokens, without positions. Attention and
-experts have a norm before and one after them. The bias of an expert helps to choose it, but is not part of its weight.
+Most layers have a sliding window and rotary positions; the other layers see all tokens, without positions. There is a
+norm before and after the attention, and before and after the experts. An expert's bias counts when experts are chosen,
+but not in the weight of the expert's output.
 """
 
 import re
@@ -16,9 +17,9 @@ from mlx_lm.models.exaone4 import MLP, Attention
 from runner.model.decoder import FULL, SLIDING, DecoderArgs, DecoderModel, Experts, Mask
 
 _PERIOD = 5
-"""Every how many layers one sees all tokens, if the config has no `layer_types`."""
+"""If the config has no `layer_types`, a layer whose number, from 1, is a multiple of this sees all tokens."""
 _BIAS = re.compile(r"\.(moe\.router\.expert_bias|mlp\.gate\.e_score_correction_bias)$")
-"""The name of the experts' biases, as the publisher has it and as mlx-vlm has it."""
+"""The end of the name of the experts' biases: the publisher's name, or mlx-vlm's."""
 
 
 @dataclass
@@ -46,10 +47,10 @@ class ModelArgs(DecoderArgs):
     norm_topk_prob: bool = False
     tie_word_embeddings: bool = False
     head_dtype: str = ""
-    """The type of the head's input: "float32", or else the type of the layers."""
+    """The type in which the head computes: "float32"; any other value means the type of the layers."""
 
     def __post_init__(self) -> None:
-        """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
+        """Fills in missing fields from other fields. Raises ValueError for contradictions and unknown values."""
         layers = self.num_hidden_layers
         if self.layer_types is None:
             self.layer_types = [SLIDING if (layer + 1) % _PERIOD else FULL for layer in range(layers)]
@@ -60,7 +61,7 @@ class ModelArgs(DecoderArgs):
 
 
 class KolibriExperts(Experts):
-    """A few experts for each token, and one that is shared by all."""
+    """A layer of experts: a few chosen ones for each token, and one that all tokens share."""
 
     def __init__(self, args: ModelArgs) -> None:
         Experts.__init__(self, args, args.moe_intermediate_size)
@@ -68,7 +69,7 @@ class KolibriExperts(Experts):
         self.shared_experts = MLP(args.hidden_size, args.shared_expert_intermediate_size)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         logits = self.gate(x.astype(mx.float32))
         chosen = mx.argpartition(-(logits + self.expert_bias), kth=self.most - 1, axis=-1)[..., : self.most]
         weights = mx.sigmoid(mx.take_along_axis(logits, chosen, axis=-1))
@@ -78,24 +79,24 @@ class KolibriExperts(Experts):
 
 
 class KolibriBlock(Module):
-    """One layer."""
+    """One layer: attention, then experts."""
 
     def __init__(self, args: ModelArgs, *, slides: bool) -> None:
         Module.__init__(self)
-        self.self_attn = Attention(cast("Any", args), is_local=slides)  # rotates where it is local
+        self.self_attn = Attention(cast("Any", args), is_local=slides)  # local means: with a window and a rotation
         self.mlp = KolibriExperts(args)
         self.input_layernorm, self.post_attn_norm, self.post_attention_layernorm, self.post_ffn_norm = (
             RMSNorm(args.hidden_size, args.rms_norm_eps) for _ in range(4)
         )
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
+        """Returns the output [B, L, D] for `x` [B, L, D]."""
         x = x + self.post_attn_norm(self.self_attn(self.input_layernorm(x), mask, cache))
         return cast("mx.array", x + self.post_ffn_norm(self.mlp(self.post_attention_layernorm(x))))
 
 
 class Model(DecoderModel):
-    """The model as mlx-lm calls it."""
+    """The model, with the methods that mlx-lm expects."""
 
     args: ModelArgs
 
@@ -104,14 +105,15 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, RMSNorm(args.hidden_size, args.rms_norm_eps))
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of the tokens [B, L], which follow the contents of the layers in `cache`."""
+        """Returns the logits [B, L, V] of the tokens `inputs` [B, L], which follow the tokens in `cache`. Adds the keys
+        and values of `inputs` to `cache`, if there is one."""
         hidden = self.model(inputs, cache)
         if self.args.head_dtype == "float32":
             hidden = hidden.astype(mx.float32)
         return self.head(hidden)
 
     def cast_predicate(self, name: str) -> bool:
-        """Returns True if the parameter may lose precision, False if it is multiplied with or added to float32."""
+        """Returns True if the parameter `name` may lose precision; False if the forward computes with it in float32."""
         wide = (
             "mlp.gate.weight",
             "mlp.expert_bias",
@@ -120,11 +122,11 @@ class Model(DecoderModel):
         return not name.endswith(wide)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module, with experts stacked, and with factors of float32 in
-        float32."""
+        """Returns `weights` by this module's names. Stacks separate experts. Converts parameters that must not lose
+        precision to float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
         named = DecoderModel.sanitize(self, named)
         for name, array in named.items():
             if not self.cast_predicate(name) and mx.issubdtype(array.dtype, mx.floating):
-                named[name] = array.astype(mx.float32)  # once, rather than in every forward
+                named[name] = array.astype(mx.float32)  # otherwise every forward would convert it
         return named

@@ -1,4 +1,4 @@
-"""A model on disk, in either form: text files by name, and logical tensors as the headers describe them."""
+"""The types for a model on disk: text files by name, and logical tensors as the headers describe them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,22 +8,23 @@ from runner.errors import ModelError
 from runner.model.sources.safetensors import HeaderEntry, open_file
 
 _LONGEST_TEXT_BYTES = 1 << 28
-"""Ten times the largest tokenizer."""
+"""The limit for a text file: ten times the largest known tokenizer."""
 
 ReportFault = Callable[[ModelError], None]
-"""Takes each fault despite which opening can go on."""
+"""A callback for each fault after which opening can go on."""
 
 
 def raise_fault(error: ModelError) -> None:
-    """Raises the fault: the `ReportFault` of callers that accept only a sound model."""
+    """Raises `error`. This is the `ReportFault` of callers that accept only a model without faults."""
     raise error
 
 
 class LogicalTensor(NamedTuple):
-    """One logical tensor: the weight, or packed words with their scales and biases.
+    """One tensor of a model: a plain weight, or packed words with their scales and biases.
 
-    `name` is the name in the checkpoint, e.g. `model.norm.weight`. Dense: only `weight`. Affine: `scale` and `bias`
-    `[..., out, in/group]`. Floating-point modes: `scale` of bytes; NVIDIA's exports also a scalar `global_scale`.
+    `name` is the name in the checkpoint, such as `model.norm.weight`. A plain tensor has only `weight`. Affine modes
+    have `scale` and `bias` [..., out, in/group]. Other modes have a `scale` of bytes, and NVIDIA's exports a
+    `global_scale`.
     """
 
     name: str
@@ -42,13 +43,13 @@ class LogicalTensor(NamedTuple):
 
 
 class File(NamedTuple):
-    """A text file of the model. `size_bytes` is its size according to a manifest, None without one."""
+    """A text file of the model. `size_bytes` is its size according to the manifest; None if there is no manifest."""
 
     path: Path
     size_bytes: int | None = None
 
     def read(self) -> bytes:
-        """Returns the content. Raises a ModelError that names the path, also for a file of the wrong size."""
+        """Returns the content. Raises a ModelError that names the path if reading fails or the size is wrong."""
         with open_file(self.path, self.size_bytes) as (file, found_bytes):
             if found_bytes > _LONGEST_TEXT_BYTES:
                 raise ModelError(f"{self.path}: {found_bytes} bytes are too many for a text file")
@@ -56,7 +57,7 @@ class File(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A manifest in a list of manifests. Each host chooses one by its runner."""
+    """A manifest in a manifest list. A host chooses the manifest for the runner that it uses."""
 
     runner: str
     format: str
@@ -71,8 +72,8 @@ class Child(NamedTuple):
 class ModelCheckpoint(NamedTuple):
     """A model in a store or a directory, without the data of its tensors.
 
-    `name` is the user's, `path` the manifest or the directory. A store keeps the tensor names of the source; in a
-    directory, mlx-lm's conversion may have changed them.
+    `name` is the name that the user gave, `path` is the manifest or the directory. Tensors in a store have the names of
+    the source; in a directory, mlx-lm's conversion may have renamed them.
     """
 
     name: str
@@ -81,24 +82,24 @@ class ModelCheckpoint(NamedTuple):
     tensors: Mapping[str, LogicalTensor]
     from_store: bool
     missing_file: str
-    """The message for a missing file; `{}` stands for its name."""
+    """The message for a missing file, with `{}` in place of the file's name."""
     unreadable: Mapping[str, LogicalTensor] = {}
-    """Placeholders without a shape for tensors of unreadable files, under the best known name."""
+    """Placeholders for tensors of unreadable files. A tensor whose name is unknown has its file's or layer's name."""
     draft_bytes: Mapping[str, int] = {}
-    """Layer name -> size, for the tensor layers of a draft model beside this one, which stay closed."""
+    """Layer name -> bytes, for the tensor layers of a draft model stored with this model. They were not opened."""
     manifest: Mapping[str, object] = {}
     """The store's manifest as it was read; empty for a directory."""
     children: Sequence[Child] = ()
-    """All manifests of the list in which this one was found."""
+    """All manifests of the list in which this manifest was found; empty without a list."""
     text_blobs: Mapping[str, File] = {}
-    """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
+    """The model's blobs without tensors, by their names in the manifest; empty for a directory."""
     warnings: Sequence[str] = ()
-    """Faults despite which the model was opened."""
+    """Messages about faults that did not prevent opening."""
 
     def file(self, name: str) -> bytes | None:
-        """Returns the content of text file `name`; None if the model has none.
+        """Returns the content of the text file `name`; None if there is no such file.
 
-        Raises ModelError. For a store, the message names the file: the path of a blob does not.
+        Raises ModelError. In a store the path of a blob does not show which file it is, so the message has `name`.
         """
         file = self.files.get(name)
         try:
@@ -107,7 +108,7 @@ class ModelCheckpoint(NamedTuple):
             raise ModelError(f"layer {name}: {error}" if self.from_store else str(error)) from error
 
     def required_file(self, name: str) -> bytes:
-        """Returns the content of text file `name`. Raises ModelError; the caller adds the name to the message."""
+        """Returns the content of the text file `name`. Raises ModelError; its message may lack the name."""
         file = self.files.get(name)
         if file is None:
             raise ModelError(self.missing_file.format(name))
@@ -115,14 +116,14 @@ class ModelCheckpoint(NamedTuple):
 
 
 def placeholder_tensor(name: str, file: Path) -> LogicalTensor:
-    """Returns a tensor without a shape, known only by its name."""
+    """Returns a placeholder, without a shape, for a tensor of the unreadable `file`."""
     return LogicalTensor(name, HeaderEntry(file, name, "U8", ()))
 
 
 def merge_tensors(
     groups: Iterable[Iterator[LogicalTensor]], report: ReportFault = raise_fault
 ) -> dict[str, LogicalTensor]:
-    """Merges the tensors of many files. Reports a name that occurs in two files, and keeps the first tensor."""
+    """Returns the tensors of all `groups` by name. Reports a name that is in two files, and keeps the first tensor."""
     tensors: dict[str, LogicalTensor] = {}
     for group in groups:
         for tensor in group:

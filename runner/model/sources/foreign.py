@@ -1,4 +1,4 @@
-"""Recognizes files of other programs by names and first bytes, and advises what to do with them."""
+"""Recognizes files of other programs by their names and first bytes, and explains in an error what to do with them."""
 
 import os
 from collections.abc import Sequence
@@ -18,25 +18,25 @@ _HEADS = {
     b"pk\x03\x04": "a checkpoint of PyTorch: download the model as safetensors",
     b"<!doctype html": "a web page: download the file itself (`hf download ORG/NAME --local-dir DIR`)",
 }
-"""The beginning of a file in the place of another, in lower case -> its kind, and advice. No model's file begins so."""
+"""The first bytes of a file, in lower case -> the kind of file, and advice. No file of a model begins like this."""
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pth", ".gguf", ".npz"})
 _MOST_FOLDERS = 100
 
 
 def is_weights(path: str) -> bool:
-    """Returns True for a path that ends as files of weights do."""
+    """Returns True if `path` has the suffix of a file of weights."""
     return Path(path).suffix in _WEIGHTS
 
 
 def refuse_foreign(path: Path, head: bytes) -> None:
-    """Raises ModelError for a file that begins with `head`, its first `HEAD_BYTES`, if no model's file begins so."""
+    """Raises ModelError if `head`, the first HEAD_BYTES bytes of the file, shows a kind that no valid model has."""
     for start, what in _HEADS.items():
         if head.lower().startswith(start):
             raise ModelError(f"{path} is {what}", advice="")
 
 
 def refuse_file(path: Path) -> NoReturn:
-    """Raises ModelError for a path that is not a directory, and has to be one."""
+    """Raises ModelError, with advice, for a `path` that is a file but should be a directory."""
     refuse_foreign(path, _head(path))
     known = f": {path.parent}" if _holds_config(path.parent) else ""
     raise ModelError(f"open {path}: not a directory; name the one that holds config.json{known}", advice="")
@@ -47,7 +47,7 @@ def _holds_config(directory: Path) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    """Returns the first bytes of a file; none of an unreadable one, a pipe or a device."""
+    """Returns the first bytes of a file; no bytes if it is unreadable, a pipe or a device."""
     try:
         if not path.is_file():
             return b""
@@ -58,8 +58,8 @@ def _head(path: Path) -> bytes:
 
 
 def refuse_without_weights(directory: Path, pattern: str, names: Sequence[str], folders: Sequence[str]) -> None:
-    """Raises ModelError for a directory without weights of this `pattern`, if it holds `config.json` or has another
-    known form. `names` are the names of its files."""
+    """Raises ModelError for a directory without files of `pattern`, if it holds `config.json` or its kind is
+    recognized. `names` are its files and `folders` its folders."""
     others = [*filter(is_weights, names)]
     what = _what_it_is(directory, {*names}, others, folders)
     if what or "config.json" in names:
@@ -68,7 +68,7 @@ def refuse_without_weights(directory: Path, pattern: str, names: Sequence[str], 
 
 
 def _what_it_is(directory: Path, names: set[str], others: Sequence[str], folders: Sequence[str]) -> str:
-    """Returns a name for the directory and advice; empty if its form is unknown."""
+    """Returns the kind of the directory, with advice; empty if unknown. `others` are weight files of other kinds."""
     if "adapter_config.json" in names:
         return (
             "it is an adapter (adapter_config.json); merge it into its base model (mlx_lm.fuse, or merge_and_unload of"

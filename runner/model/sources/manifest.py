@@ -1,4 +1,4 @@
-"""Finds and reads the manifests of Ollama's store, in both its trees (docs/internals/store.md, 1.1 to 1.5)."""
+"""Finds and reads manifests in both trees of Ollama's store (docs/internals/store.md, 1.1 to 1.5)."""
 
 import hashlib
 import os
@@ -15,12 +15,12 @@ from runner.model.sources.safetensors import os_reason
 from runner.sizes import listed
 
 LEGACY, CURRENT = "manifests", "manifests-v2"
-"""The folders of tags: of all releases, and of 0.40, which comes first."""
+"""The two trees, which hold tags: one of all releases, and one of Ollama 0.40, which is searched first."""
 BLOBS = "blobs"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.ollama.manifest.list.v2+json"
 RUNNER = "mlx"
-"""The runner of the children of a list that this one serves."""
+"""The `runner` of the children in a manifest list that this runner can serve."""
 DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 _SHOWN = 20
@@ -28,17 +28,17 @@ _PARSING = "parse manifest"
 
 
 class Manifest(NamedTuple):
-    """A manifest as it was when it was read."""
+    """A manifest, with its content at the time of reading."""
 
     path: Path
-    """Its file: the tag's, or the blob of a list's child."""
+    """The manifest's file: the file of a tag, or the blob of a child in a list."""
     content: Mapping[str, object]
     children: Sequence[Child] = ()
-    """All manifests of the list in which this one was found."""
+    """All manifests of the list in which this manifest was found; empty without a list."""
 
 
 def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path:
-    """Returns the path of the tag with exactly this name in one of the trees, whether it exists or not."""
+    """Returns the path of the tag with exactly this name in the tree `tree`. The file may not exist."""
     host = name.host
     if tree == CURRENT:
         host = (PUBLIC_HOST if name.is_public else host).replace(":", "%3A")
@@ -46,10 +46,11 @@ def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path
 
 
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
-    """Finds the file for `name`: a blob by its digest, a tag in either tree, or a tag that differs only in case.
+    """Returns the file of the manifest `name`: a blob with this digest, else a tag in either tree, else a tag whose
+    name differs only in case; None if there is none.
 
-    Ignores a tag of the current tree that leads nowhere. Raises ModelError if this user may not look, or if several
-    blobs begin with the digest.
+    Ignores a dangling link in the current tree. Raises ModelError if the user lacks permission, or if several blobs
+    begin with the digest.
     """
     if name.digest:
         found = [path for path in (models_dir / BLOBS).glob(f"sha256-{name.digest}*") if _BLOB.fullmatch(path.name)]
@@ -72,10 +73,8 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
 
 
 def stored_tags(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
-    """Yields the name and the file of every tag, the current tree first; of equal names only the first.
-
-    Skips files at another depth, without a valid name, or unreadable, such as `.DS_Store`.
-    """
+    """Yields the name and the file of every tag, the current tree first. Yields a name in both trees only once. Skips
+    files at another depth, with an invalid name such as `.DS_Store`, or in an unreadable folder."""
     seen = set[ModelName]()
     for tree in (CURRENT, LEGACY):
         for path in sorted((models_dir / tree).glob("*/*/*/*")):
@@ -87,17 +86,15 @@ def stored_tags(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
 
 
 def tag_name(path: Path) -> ModelName:
-    """Returns the name of the tag in this file of either tree, with the default host for Ollama's own registry."""
+    """Returns the model name of a tag's file in either tree. The host is the default host for Ollama's own registry."""
     tree, host, *rest = path.parts[-5:]
     name = ModelName(re.sub("%3[Aa]", ":", host) if tree == CURRENT else host, *rest)
     return name._replace(host=DEFAULT_HOST) if name.is_public else name
 
 
 def read_manifest(models_dir: Path, path: Path) -> Manifest:
-    """Reads the file of `find_manifest`, once: a manifest, or a list, whose first child for this runner counts.
-
-    Checks links as Ollama does. Raises ModelError.
-    """
+    """Reads the manifest in `path`, a result of `find_manifest`, once. From a list, takes the first child for this
+    runner. Checks links as Ollama does. Raises ModelError."""
     children: list[Child] = []
     try:
         content = parse_object(_PARSING, path, _read_tag(models_dir, path))
@@ -111,7 +108,7 @@ def read_manifest(models_dir: Path, path: Path) -> Manifest:
                     return Manifest(path, entry, children)
                 if child.is_local:
                     return Manifest(*_referenced(models_dir, child), children)
-                break  # as Ollama, which does not try a second one for the same runner
+                break  # like Ollama, try no second child for the same runner
     except ModelError as error:
         if str(error).startswith("parse manifest"):
             raise
@@ -126,12 +123,12 @@ def read_manifest(models_dir: Path, path: Path) -> Manifest:
 
 
 def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
-    """Returns the error for a missing model: Go's message, then advice; for people, the models in the store."""
+    """Returns the error for a missing model. Hosts see Go's message and advice, people the names of stored models."""
     stored = [found for found, _ in stored_tags(models_dir)]
     tags = [found.tag for found in stored if found.folded[:-1] == name.folded[:-1]]
     if tags:
         advice = f"its tags are {', '.join(tags)}"
-    elif any(os.path.isdir(models_dir / tree) for tree in (LEGACY, CURRENT)):  # noqa: PTH112 - as above
+    elif any(os.path.isdir(models_dir / tree) for tree in (LEGACY, CURRENT)):  # noqa: PTH112 - is_dir may raise
         advice = "`ollama list` names the models that are there, --models-dir another store"
     else:
         advice = f"{models_dir} holds no models: --models-dir names the store"
@@ -149,8 +146,8 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
 
 
 def _read_tag(models_dir: Path, path: Path) -> bytes:
-    """Reads the file of a tag. A link must lead to a blob whose name is the digest of its content; another file must
-    lie in the folder of its tree."""
+    """Returns the content of a tag's file. A link must lead to a blob whose name is the digest of its content; any
+    other file must lie in the folder of its tree. Raises ModelError if not."""
     real = Path(os.path.realpath(path))
     if not path.is_symlink():
         root = models_dir / path.relative_to(models_dir).parts[0]
@@ -173,7 +170,7 @@ def _read_blob(blob: Path) -> bytes:
 
 
 def parse_object(what: str, path: Path, data: bytes) -> Mapping[str, object]:
-    """Returns the JSON object in a file of the store. Raises ModelError, which begins with `what`, the kind of file."""
+    """Returns the JSON object in `data`, the content of `path`. Raises ModelError: its message begins with `what`."""
     try:
         content = json_files.parse(data)
     except ValueError as error:
@@ -197,7 +194,7 @@ def _entries(path: Path, content: Mapping[str, object]) -> list[Mapping[str, obj
 
 
 def _child(entry: Mapping[str, object], models_dir: Path) -> Child:
-    """Reads the entry of a child in a list: the digest of its manifest, or the manifest itself."""
+    """Returns the child of one entry in a list. The entry has the digest of a manifest, or is a manifest itself."""
     runner, form = (entry.get(key) for key in ("runner", "format"))
     words = (runner if isinstance(runner, str) else "").strip().lower(), form if isinstance(form, str) else ""
     config = entry.get("config")

@@ -23,10 +23,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> ModelCheckpoint:
-    """Reads the headers of the weight files that the index names, or of all.
+    """Opens a model: reads the headers of the weight files that the index names, or of all weight files.
 
-    Raises a ModelError that names the missing or broken file. Faults of single files go to `report`, and the tensors
-    that the index lists for them become `unreadable`.
+    Raises a ModelError that names the missing or broken file. Passes the fault of a single weight file to `report`; the
+    tensors that the index lists for that file become `unreadable`.
     """
     try:
         found = sorted(directory.iterdir())
@@ -35,7 +35,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     except OSError as error:
         raise ModelError(f"open {directory.absolute()}: {os_reason(error)}", advice="") from error
     folders = [path.name for path in found if os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
-    # A dangling link is no folder, and stays to be reported: interrupted downloads leave such links.
+    # A dangling link counts as a file, so that it is reported: interrupted downloads leave such links.
     paths = [path for path in found if path.name not in folders]
     files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
     warnings: list[str] = []
@@ -47,8 +47,8 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     others = [path for path in paths if path.match(_WEIGHTS) and path not in named]
     if not named and not others:
         refuse_without_weights(directory, _WEIGHTS, [path.name for path in paths], folders)
-    # An index that names none of the files is stale and is ignored, as mlx-lm ignores every index. One that names some
-    # of them means an incomplete download, unless the other files have the missing tensors.
+    # An index that names none of the files is stale and is ignored; mlx-lm ignores every index. An index that names
+    # only some of the files means an incomplete download, unless the other files hold the missing tensors.
     unknown = sorted(directory / shard for shard in held if "/" not in shard) if named else []
     missing = [path for path in unknown if path not in named and not os.path.isfile(path)]  # noqa: PTH113 - Path.is_file raises for long names
     weights = named if named and not missing else [*named, *others]
@@ -90,7 +90,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
 
 def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
-    """Returns the file of each tensor according to the index; empty without a readable one."""
+    """Returns tensor name -> file name, from the index; {} without a readable index. `warn` gets the index's fault."""
     if index is None:
         return {}
     try:
@@ -100,7 +100,7 @@ def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
             return {str(key): str(shard) for key, shard in places.items()}
         why = f"{index.path}: want a weight_map of tensor to file: found {type(places).__name__}"
     except ModelError as error:
-        why = str(error)  # it names the file
+        why = str(error)  # the error names the file
     except ValueError as error:
         why = f"{index.path}: want a weight_map of tensor to file: {error}"
     warn(f"{why}; all {_WEIGHTS} are read instead")
@@ -108,7 +108,7 @@ def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
 
 
 def _tensors(entries: Mapping[str, HeaderEntry]) -> Iterator[LogicalTensor]:
-    """Yields logical tensors by MLX's naming: `x.weight` with `x.scales` is packed."""
+    """Yields the logical tensors of `entries`, which have MLX's names: `x.weight` is packed if there is `x.scales`."""
     for key, entry in entries.items():
         stem, _, last = key.rpartition(".")
         scale = entries.get(f"{stem}.scales") if f"{stem}.weight" in entries else None

@@ -1,4 +1,4 @@
-"""Ollama's model names (docs/internals/store.md, 1.2)."""
+"""Parses Ollama's model names (docs/internals/store.md, 1.2)."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from runner.errors import ModelError
 
 DEFAULT_HOST = "registry.ollama.ai"
 PUBLIC_HOST = "ollama.com"
-"""The default host as a store of 0.40 writes it."""
+"""The default host's name in the store of Ollama 0.40."""
 PUBLIC_HOSTS = (DEFAULT_HOST, PUBLIC_HOST)
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
@@ -26,7 +26,7 @@ _PARTS = {
 
 
 class ModelName(NamedTuple):
-    """A complete name. A valid name, joined to a path, stays inside the store."""
+    """A complete model name. If it is valid, a path made of its parts stays inside the store."""
 
     host: str
     namespace: str
@@ -41,19 +41,19 @@ class ModelName(NamedTuple):
 
     @property
     def is_public(self) -> bool:
-        """True for the models of Ollama's own registry, by either of its names."""
+        """True if the host is Ollama's own registry, by either of the names in PUBLIC_HOSTS."""
         return self.host.lower() in PUBLIC_HOSTS
 
     @property
     def digest(self) -> str:
-        """The hexadecimal digits of a blob that is named in place of a model, 12 to 64; empty for other names."""
+        """The 12 to 64 hexadecimal digits of a blob, if the name stands for a blob; empty for any other name."""
         found = _DIGEST.fullmatch(self.model.lower())
         is_bare = self.is_public and (self.namespace.lower(), self.tag.lower()) == (DEFAULT_NAMESPACE, DEFAULT_TAG)
         return found[1] if found and is_bare else ""
 
     @property
     def folded(self) -> tuple[str, ...]:
-        """The name as a key: equal for names that hosts do not distinguish."""
+        """A key for comparing names: equal for names that differ only in case or in the name of Ollama's registry."""
         name = self._replace(host=DEFAULT_HOST) if self.is_public else self
         return tuple(part.casefold() for part in name)
 
@@ -62,7 +62,7 @@ class ModelName(NamedTuple):
 
 
 def hub_advice(text: str) -> str:
-    """Returns advice for a name or an address that is, or may be, of Hugging Face; empty for any other."""
+    """Returns advice if `text` is, or may be, a name or an address of a Hugging Face model; else an empty text."""
     found = _HUB.fullmatch(text)
     if found is None:
         return ""
@@ -73,7 +73,7 @@ def hub_advice(text: str) -> str:
 def parse_model_name(text: str) -> ModelName:
     """Parses `[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
 
-    Raises ModelError for anything else, including `..` and digests.
+    Raises ModelError for anything else, including `..` and `model@digest`.
     """
     _, _, bare = text.rpartition("://")
     head, slash, last = bare.rpartition("/")

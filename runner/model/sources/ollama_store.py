@@ -1,4 +1,4 @@
-"""Opens a model in Ollama's store: a manifest of blobs, each a logical tensor or a JSON file.
+"""Opens a model in Ollama's store: a manifest that lists blobs. A blob holds tensors or a JSON file.
 
 See docs/internals/store.md, 1 and 2.
 """
@@ -33,7 +33,7 @@ _TOKENIZER_FOLDER = "tokenizer/"
 _JSON = "application/vnd.ollama.image.json"
 _MODEL_FORMAT = "safetensors"
 _DRAFT = ("draft.", "draft/")
-"""Prefixes of a draft model that lies beside a model: of its tensors, and of its files."""
+"""The prefixes of the names of tensors, and of files, that belong to a draft model stored with a model."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _COMPANIONS = (".scale", ".bias", ".global_scale")
 
@@ -54,10 +54,10 @@ class _Layer(NamedTuple):
 
 
 def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -> ModelCheckpoint:
-    """Reads the manifest of `name` and the headers of its tensor blobs, except a draft model's.
+    """Opens the model `name`: reads its manifest and the headers of its tensor blobs, except a draft model's blobs.
 
-    Raises ModelError: for a missing manifest with Go's message, otherwise with the path and the fault. Faults of single
-    layers go to `report`, and their tensors become `unreadable`.
+    Raises ModelError: with Go's message for a missing manifest, otherwise with the path and the fault. Passes the fault
+    of a single layer to `report`; the layer's tensors become `unreadable`.
     """
     parsed = parse_model_name(name)
     found = find_manifest(models_dir, parsed)
@@ -76,7 +76,7 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
         if layer.media_type == _JSON:
             files.setdefault(layer.name, layer.file)
     for key, file in [*files.items()]:
-        files.setdefault(key.removeprefix(_TOKENIZER_FOLDER), file)  # where models that decide have it
+        files.setdefault(key.removeprefix(_TOKENIZER_FOLDER), file)  # models that decide have their tokenizer there
     return ModelCheckpoint(
         name=name,
         path=path,
@@ -93,8 +93,8 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
 
 
 def open_stored_draft(target: ModelCheckpoint, models_dir: Path) -> ModelCheckpoint:
-    """Opens the draft model beside `target`, a model of the store, whose tokenizer it has if it lacks its own. Raises
-    ModelError."""
+    """Opens the draft model that the store keeps with the model `target`. Without a tokenizer of its own, the draft
+    model gets the tokenizer of `target`. Raises ModelError."""
     layers = [layer for layer in _layers(target.path, target.manifest, models_dir, {}, raise_fault) if layer.is_draft]
     tensors, files = _DRAFT
     blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR}
@@ -133,7 +133,8 @@ def _layers(
 
 
 def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
-    """Reads one entry of the manifest. Checks the digest before it becomes part of a path."""
+    """Returns the layer of one manifest entry. Raises ModelError for a bad entry. The digest is checked before it
+    becomes part of a path."""
     if not isinstance(item, dict):
         raise ModelError(f"parse manifest: {path}: a layer is not an object: {item!r}")
     media_type, name, digest, size = (item.get(key) for key in ("mediaType", "name", "digest", "size"))
@@ -148,7 +149,8 @@ def _layer(path: Path, item: object, models_dir: Path) -> _Layer:
 def _config_blob(
     name: str, path: Path, manifest: Mapping[str, object], models_dir: Path, report: ReportFault
 ) -> dict[str, File]:
-    """Returns the blob that describes the model to Ollama, if any. Refuses formats other than safetensors."""
+    """Returns the file in which Ollama describes the model, by its name in messages; {} if there is none. Raises
+    ModelError if the model's format is not safetensors."""
     item = manifest.get("config")
     if item is None:
         return {}
@@ -177,8 +179,8 @@ def _parsed(layer: _Layer) -> Mapping[str, object]:
 def _tensors(
     layer: _Layer, unreadable: dict[str, LogicalTensor], report: ReportFault, prefix: str = ""
 ) -> Iterator[LogicalTensor]:
-    """Yields the logical tensors of one blob, by the names inside it; messages have the layer's own name. With a
-    `prefix`, yields the tensors of a draft without their prefix, else the others."""
+    """Yields the logical tensors of one blob, by their names in the blob. Error messages have the layer's name. With a
+    `prefix`, yields only a draft model's tensors, without the prefix; without one, only the other tensors."""
     try:
         entries = read_tensor_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
@@ -200,6 +202,6 @@ def _tensors(
 
 
 def _is_companion(key: str, entries: Mapping[str, HeaderEntry]) -> bool:
-    """Returns True if `key` holds scales or biases of another key; `router.scale` without `router` does not."""
+    """Returns True if `key` holds scales or biases of another key. `router.scale` does not if there is no `router`."""
     base, dot, last = key.rpartition(".")
     return dot + last in _COMPANIONS and base in entries and f"{base}.scale" in entries

@@ -1,7 +1,7 @@
 """Reads and checks the header of a safetensors file without touching the data.
 
-MLX can safely load a file that passes: every tensor lies inside the file, overlaps no other, and has the length of its
-shape.
+MLX can safely load a file that passes the checks: every tensor lies inside the file, overlaps no other tensor, and has
+as many bytes as its shape needs.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from runner.model.sources.foreign import HEAD_BYTES, refuse_foreign
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER_BYTES = 100_000_000
-"""The format's own limit, which also bounds the memory for a hostile file."""
+"""The limit of the format. It also limits the memory that a hostile file can take up."""
 _LARGEST_SIZE = 2**31 - 1
 """MLX's limit for one dimension."""
 DTYPE_BYTES = {
@@ -30,13 +30,13 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes per element of every type that MLX can load."""
 _MOST_DIMENSIONS = 16
-"""More than any real tensor has; multiplying a million sizes would take hours."""
+"""A limit above any real tensor's number of dimensions. Multiplying a hostile file's million sizes would last hours."""
 _SHOWN = 100
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
 class HeaderEntry(NamedTuple):
-    """One array of a file: its path, its name there, its shape in elements, and the position of its data in bytes."""
+    """One array in a file: the file's path, the array's key, type and shape, and the position of its first byte."""
 
     file: Path
     key: str
@@ -50,10 +50,8 @@ class HeaderEntry(NamedTuple):
 
 
 def read_tensor_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
-    """Returns the arrays of one safetensors file by key.
-
-    `size_bytes` is the size according to the manifest. Raises a ModelError that names the file, the key and the fault.
-    """
+    """Returns the arrays of one safetensors file by key. `size_bytes` is the file's size according to the manifest.
+    Raises a ModelError that names the file, the key and the fault."""
     with open_file(path, size_bytes) as (file, found_bytes):
         prefix = file.read(_LENGTH_BYTES)
         if len(prefix) < _LENGTH_BYTES:
@@ -67,10 +65,10 @@ def read_tensor_header(path: Path, *, size_bytes: int | None = None) -> dict[str
 
 @contextmanager
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
-    """Opens a file and yields it with its size, which must be `size_bytes` unless that is None.
+    """Opens a file, and yields the file and its size in bytes. The size must be `size_bytes`, unless that is None.
 
-    Raises ModelError if opening fails, or reading inside the block; for pipes and devices, which might block; and for a
-    file of another program in its place.
+    Raises ModelError if opening fails, if reading inside the block fails, if the file is a pipe or a device, which
+    might block, or if it is of another kind (`refuse_foreign`).
     """
     advice = "" if size_bytes is None else "; pull or create the model again"
     try:
@@ -110,7 +108,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, object]:
         raise ModelError(f"{path}: the header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
-    header.pop("__metadata__", None)  # an object, or null from MLX's writer; a hint at best, shapes decide
+    header.pop("__metadata__", None)  # null if MLX wrote it; ignored, because shapes decide
     return header
 
 
@@ -151,6 +149,6 @@ def _are_sizes(value: object, most: int) -> TypeGuard[list[int]]:
 
 
 def _clipped(value: object) -> str:
-    """Shortens a value from an untrusted file to fit into a line."""
+    """Returns a value from an untrusted file as a text that fits into a line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""Assembles an mlx-lm module from arrays, which nothing here evaluates (docs/internals/store.md, 0, steps 6 to 10)."""
+"""Assembles an mlx-lm module from arrays, without evaluating them (docs/internals/store.md, 0, steps 6 to 10)."""
 
 import copy
 import importlib
@@ -31,7 +31,7 @@ MLX_DTYPES = {
 
 
 def map_arrays(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
-    """Returns the arrays of every needed tensor, each part made by `make`."""
+    """Returns tensor name -> arrays, for every tensor of `opened`. `make` makes the array of a header entry."""
 
     def arrays(tensor: LogicalTensor) -> Arrays:
         _, weight, *companions = tensor
@@ -41,13 +41,12 @@ def map_arrays(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> 
 
 
 def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
-    """Returns arrays of the right shapes and types, without data."""
+    """Returns arrays without data, in the shapes and types of the tensors of `opened`."""
     return map_arrays(opened, lambda entry: mx.zeros(entry.shape, MLX_DTYPES[entry.dtype]))
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
-    """Builds the module on placeholders. Returns it with the recipe for its weights. Raises ModelError if anything does
-    not fit."""
+    """Returns a module of placeholders, and the recipe for its weights. Raises ModelError if anything does not fit."""
     check_kernels(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
@@ -75,8 +74,8 @@ def assemble_module(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: R
 
 
 def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> Weights:
-    """Returns the weights without a head that the module lacks, unless the config denies that the model is tied. A
-    module of a tied model that has a head all the same gets the embedding as its weights."""
+    """Returns `weights` to fit the head of `module`. If the module has no head, drops the head's weights, unless the
+    config says that the model is not tied. If a tied model's module has a head, gives it the embedding's weights."""
     wanted = parameters_of(module)
     stems = {name.rpartition(".")[0] for name in wanted if HEAD.fullmatch(name)}
     if not is_untied(opened.config, opened.family):
@@ -94,8 +93,7 @@ def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> We
 
 
 def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
-    """Gives a fresh module its weights, and packed layers for packed ones. Raises ModelError if anything does not
-    fit."""
+    """Gives a fresh module its weights, and packed layers for packed weights. Raises ModelError if any do not fit."""
     quantize_layers(opened, module, weights)
     module.eval()  # some layers create their parameters only in this mode
     check_parameters(opened, parameters_of(module), weights)
@@ -103,15 +101,15 @@ def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
 
 
 def has_source_names(opened: OpenedModel) -> bool:
-    """Returns True if tensors have the names of their source; in a packed directory they have mlx-lm's own names."""
+    """Returns True if the tensors have the names of their source. In a packed directory they have mlx-lm's names."""
     packed = any(tensor.scale is not None or name.endswith(".qweight") for name, tensor in opened.tensors.items())
     return opened.checkpoint.from_store or not packed
 
 
 def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
-    """Returns a fresh module with lazy random parameters, and the defaults of its classes that it uses.
+    """Returns a fresh module with lazy random parameters, and the class defaults for fields that the config lacks.
 
-    Every use needs a fresh one, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot build it.
+    Build a new module for every use, because some `sanitize` methods change it. Raises ModelError if mlx-lm fails.
     """
     name = opened.family.import_name
     if (library := opened.family.library) is not None:
@@ -119,7 +117,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     try:
         classes = importlib.import_module(name)
         args_class, module_class = classes.ModelArgs, classes.Model
-    except (ImportError, AttributeError, SystemExit) as error:  # one of the modules exits where its package is missing
+    except (ImportError, AttributeError, SystemExit) as error:  # one of mlx-lm's modules exits if a package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
     with fill_model_args() as (defaults, odd):
@@ -131,7 +129,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
         except Exception as error:
             missing = ", ".join(field for field, value in defaults.items() if value is None)
             notes = ", ".join(filter(None, (f"it lacks {missing}" if missing else "", *dict.fromkeys(odd))))
-            text = " ".join(str(error).split())  # MLX lists all types that it would take
+            text = " ".join(str(error).split())  # to one line: MLX may list all types that it accepts
             why = f"{type(error).__name__}: {text:.200}{f' ({notes})' if notes else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
     return module, class_defaults(args_class, config) | defaults
@@ -155,7 +153,7 @@ def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> t
 
 
 def _with_factors(weights: Weights) -> Weights:
-    """Replaces MLX's global scales, one per tensor or expert, by factors for each row."""
+    """Replaces each of MLX's global scales, which belongs to a tensor or an expert, by factors for each row."""
     for name in [name for name in weights if name.endswith(".global_scale")]:
         words = weights.get(f"{name.removesuffix('.global_scale')}.weight")
         if words is not None and words.dtype == mx.uint32:

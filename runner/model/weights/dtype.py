@@ -1,8 +1,8 @@
-"""Chooses the type in which a model computes: its own, or one into which its weights are converted at load.
+"""Chooses the type in which a model computes: its own, or a type to which loading converts its weights.
 
-MLX's CPU backend computes 16-bit numbers one by one, float32 numbers with a BLAS and vector instructions. A packed
-layer computes in the type of its scales; keys and values in a cache have the type of the layers that make them. So on a
-CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights.
+MLX's CPU backend computes 16-bit numbers one by one, but float32 numbers with a BLAS and vector instructions. So on a
+CPU all weights become float32 if memory allows: plain weights, norms, and the scales and biases of packed weights. A
+packed layer computes in the type of its scales. Keys and values in a cache have the type of the layer that makes them.
 """
 
 from collections import Counter
@@ -27,14 +27,14 @@ Forward = Callable[[mx.array, list[object]], mx.array]
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _HALVES = (mx.bfloat16, mx.float16)
 _FACTOR = "global_scale"
-"""A parameter of packed layers that scale their outputs in float32 (`quantized_layers.py`)."""
+"""The parameter by which some packed layers multiply their outputs in float32 (`quantized_layers.py`)."""
 
 
 class DtypePlan(NamedTuple):
     """The types of one model's floating-point weights.
 
-    Loading converts weights into `dtype`, unless it is None. `computes` names the type of most of them then, `why` the
-    reason for the choice, `lacking` the reason against a better one.
+    Loading converts weights to `dtype`, unless it is None. `computes` is the name of the type that most weights then
+    have. `why` is the reason for the choice, and `lacking` the reason against a better type, if there is one.
     """
 
     dtype: mx.Dtype | None
@@ -42,29 +42,29 @@ class DtypePlan(NamedTuple):
     why: str
     lacking: str = ""
     may_shrink: Callable[[str], bool] = lambda _: True
-    """Returns True if the parameter of that name may lose precision."""
+    """Returns True if the parameter with this name may lose precision."""
 
     def dtype_of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
-        """Returns the type in memory of the parameter `name`, stored as `dtype`."""
+        """Returns the type that the parameter `name`, stored as `dtype`, has in memory."""
         if self.dtype is None or not mx.issubdtype(dtype, mx.floating):
             return dtype
         return self.dtype if self.dtype == mx.float32 or self.may_shrink(name) else dtype
 
     def early_dtype(self, name: str, tensor: LogicalTensor) -> mx.Dtype | None:
-        """Returns the type into which to convert a tensor right after reading, to save memory; None for a conversion
-        in the module. Only large weights that shrink gain by it."""
+        """Returns the type to which a tensor is converted right after reading, or None if it is converted later, in the
+        module. Early conversion saves memory for large weights that shrink."""
         if self.dtype is None or self.dtype == mx.float32:
             return None
         is_wide = tensor.weight.dtype == "F32" and len(tensor.weight.shape) > 1
         return self.dtype if is_wide and name.endswith(".weight") and self.may_shrink(name) else None
 
     def nbytes(self, module: Module) -> int:
-        """Returns the bytes of the module's parameters after conversion. They may be placeholders."""
+        """Returns the bytes of the module's parameters after conversion. The parameters may be placeholders."""
         parameters = parameters_of(module).items()
         return sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
 
     def over_budget(self, budget_bytes: int | None, module: Module) -> str:
-        """Returns the reason why the model does not fit into `budget_bytes`; empty if it does."""
+        """Returns the reason why the weights of `module` do not fit into `budget_bytes`; empty if they fit."""
         if budget_bytes is None or (needed := self.nbytes(module)) <= budget_bytes:
             return ""
         return (
@@ -73,17 +73,15 @@ class DtypePlan(NamedTuple):
         )
 
     def log_choice(self) -> None:
-        """Logs the type, the reason and, as a warning, the reason against a better one."""
+        """Logs `computes` and `why`, and `lacking` as a warning."""
         if self.lacking:
             log.warning(self.lacking)
         log.info("number format", dtype=self.computes, why=self.why)
 
 
 def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
-    """Returns the meaning of `--dtype wanted` for `module`, from its shapes and types; it may hold placeholders.
-
-    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory.
-    """
+    """Returns the types that `--dtype wanted` means for `module`. Its parameters may be placeholders. `budget_bytes` is
+    the limit for weights, caches and computing together; None stands for all available memory."""
     parameters = [*parameters_of(module).items()]
     own = _most(parameters)
     if wanted in _TYPES:
@@ -113,7 +111,7 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
 
 
 def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
-    """Returns the floating-point type of the most numbers."""
+    """Returns the floating-point type that most numbers of the parameters have."""
     counts = Counter[mx.Dtype]()
     for _, array in parameters:
         if mx.issubdtype(array.dtype, mx.floating):
@@ -122,7 +120,7 @@ def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
 
 
 def _may_shrink(module: Module) -> Callable[[str], bool]:
-    """Returns the test by which mlx-lm's conversions choose parameters that may lose precision."""
+    """Returns the rule of mlx-lm's conversions: a test of a parameter's name, True if it may lose precision."""
     predicate = cast("Callable[[str], bool]", getattr(module, "cast_predicate", lambda _: True))
     return lambda name: not name.endswith(_FACTOR) and predicate(name)
 
@@ -136,12 +134,13 @@ def _name(dtype: mx.Dtype) -> str:
 
 
 _HEADS: dict[type[Module], str] = {Linear: "__call__", Embedding: "as_linear"}
-"""Heads that are not quantized, and the method that maps hidden states to logits."""
+"""Class of a head that is not quantized -> its method that maps hidden states to logits."""
 
 
 def in_float32(module: Module, forward: Forward, tokens: Sequence[int]) -> Forward:
-    """Returns `forward`, of this module, with the last logits of these tokens computed in float32, for scores, if this
-    is a Qwen 3.5 whose head is not quantized, as in Ollama's runner; for any other module `forward` itself."""
+    """Returns a `forward` that computes the logits of the candidates `tokens` at the last position in float32, as
+    Ollama's runner does for scores. Returns `forward` itself unless `module` is a Qwen 3.5 whose head is not
+    quantized."""
     text = getattr(module, "language_model", None)
     if not isinstance(text, Module) or not type(text).__module__.endswith(".qwen3_5"):
         return forward

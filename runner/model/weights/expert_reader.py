@@ -1,7 +1,7 @@
-"""Reads separate experts of a checkpoint straight into the stacks that a module needs.
+"""Reads the separate experts of a checkpoint directly into the stacks that a module needs.
 
-Hugging Face stores one tensor per expert, and mlx-lm's `sanitize` stacks them, which would copy every byte after
-reading it. Here all experts of a stack are read into one array, as if it were stored stacked (`experts.with_layout`).
+Hugging Face stores one tensor per expert. mlx-lm's `sanitize` stacks these tensors, which copies every byte. Here all
+experts of a stack are read into one array, as if the file held a stack (`experts.with_layout`).
 """
 
 import json
@@ -24,18 +24,18 @@ from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.reading import Headers, check_unchanged, read_data
 
 ExpertStacks = dict[str, list[LogicalTensor]]
-"""Name of a stack, as Ollama would call it -> its experts, in order."""
+"""Name of a stack, in Ollama's style -> the tensors of its experts, in order."""
 
 _EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
 _THREADS = 4
-"""As many as MLX reads with; each has one file open. They only read files and never call MLX."""
+"""The number of reading threads, equal to MLX's. Each thread has one file open, and never calls MLX."""
 _KEY = "stack"
 
 
 def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStacks, Recipe]:
     """Returns the stacks to read, and the recipe for the model with these stacks instead of separate experts.
 
-    Returns no stacks if `sanitize` would then see other names than when `recipe` was found.
+    Returns no stacks, and `recipe` unchanged, if stacks would change the names that `sanitize` sees.
     """
     numbered: dict[str, dict[int, LogicalTensor]] = {}
     for name, tensor in opened.tensors.items() if has_source_names(opened) else ():
@@ -54,7 +54,7 @@ def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStack
 
 
 def outside_stacks(tensors: Mapping[str, LogicalTensor], stacks: ExpertStacks) -> dict[str, LogicalTensor]:
-    """Returns the `tensors` outside of all stacks."""
+    """Returns the tensors that belong to none of the stacks."""
     experts = {tensor.name for members in stacks.values() for tensor in members}
     return {name: tensor for name, tensor in tensors.items() if name not in experts}
 
@@ -65,14 +65,14 @@ def _are_alike(experts: Sequence[LogicalTensor]) -> bool:
 
 
 def _seen(shapes: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> set[str]:
-    """Returns the names that `sanitize` sees."""
+    """Returns the names that `sanitize` sees for tensors of these shapes in `layout`."""
     placeholders = {name: mx.zeros((*shape[:1], *[1] * len(shape[1:]))) for name, shape in shapes.items()}
     with with_layout(placeholders, layout) as named:
         return set(named)
 
 
 class ExpertReader:
-    """Reads stacks of experts with threads of its own. Owner: the thread that owns MLX. Must be closed."""
+    """Reads stacks of experts with a pool of threads. Only the thread that owns MLX may use it. Must be closed."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
@@ -82,7 +82,8 @@ class ExpertReader:
         self._pool.shutdown()
 
     def read_stack(self, experts: Sequence[LogicalTensor]) -> Arrays:
-        """Returns the arrays of the stack [E, ...], evaluated. Raises a ModelError that names the faulty file."""
+        """Returns the evaluated arrays [E, ...] of a stack of experts. Raises ModelError with the name of a bad
+        file."""
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._stack(words), *(self._stack(parts) if parts[0] else None for parts in companions))
 
@@ -97,9 +98,9 @@ class ExpertReader:
 
 
 class _GatheredFile:
-    """A file object that `mx.load` reads as a safetensors file with one array, gathered from many places.
+    """A file object that `mx.load` reads as a safetensors file with one array. The array's data comes from all `parts`.
 
-    MLX calls `readinto` from a thread of its own, with the memory of the whole array.
+    MLX calls `readinto` from one of MLX's threads, with the memory for the whole array.
     """
 
     closed = False

@@ -1,7 +1,7 @@
-"""Layouts of a layer's experts: one tensor each, or all stacked. A module's `sanitize` knows one of the two.
+"""Converts between the layouts of a layer's experts: a tensor for each expert, or one stack of all experts.
 
-Ollama stacks experts that the source kept apart, and has named the stacks differently over time
-(docs/internals/store.md, 1.6 and 3).
+A module's `sanitize` knows only one of the two. Ollama stacks experts that are separate in the source, and has named
+the stacks differently over time (docs/internals/store.md, 1.6 and 3).
 """
 
 import re
@@ -20,11 +20,12 @@ _APART = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.w
 
 
 def possible_layouts(module: str, weights: Weights) -> list[ExpertLayout]:
-    """Returns the layouts in which `sanitize` may know these tensors, cheapest first."""
+    """Returns the layouts in which the module's `sanitize` may know these tensors, the cheapest first."""
     if not any(_stack(name, array) or _APART.fullmatch(name) for name, array in weights.items()):
         return ["as stored"]
     if module == "qwen3_next":
-        # Its sanitize converts norms and convolutions only with experts apart. Old imports have converted them already.
+        # The module's sanitize converts norms and convolutions only if experts are apart. Old imports are converted
+        # already.
         raw = any("conv1d.weight" in name and array.shape[-1] != 1 for name, array in weights.items())
         return ["apart" if raw else "stacked"]
     return ["stacked", "apart", "as stored"]
@@ -32,11 +33,9 @@ def possible_layouts(module: str, weights: Weights) -> list[ExpertLayout]:
 
 @contextmanager
 def with_layout(weights: Weights, layout: ExpertLayout, rename: Callable[[str], str] = str) -> Iterator[Weights]:
-    """Yields `weights` in `layout`, for `sanitize` to change. Inside the block, stacking the slices of a stack is free.
-
-    The arrays are new objects, because some of mlx-lm's methods change an array in place (`array *= factor`). `rename`
-    gives the names of new stacks.
-    """
+    """Yields `weights` in `layout`, for the caller to pass to `sanitize`. Inside the block, stacking all slices of a
+    stack copies nothing. The arrays are new objects, because some of mlx-lm's methods change arrays in place (`array *=
+    factor`). `rename` changes the names of stacks."""
     slices = _StackSlices()
     own = {name: mx.array(array) for name, array in weights.items()}
     genuine = mx.stack
@@ -48,9 +47,9 @@ def with_layout(weights: Weights, layout: ExpertLayout, rename: Callable[[str], 
 
 
 class _StackSlices:
-    """Slices of stacks, with a substitute for `mx.stack` that returns the original stack for its slices, uncopied.
+    """Cuts stacks into slices, and has a substitute for `mx.stack` that returns the original stack for all its slices.
 
-    Slices are recognised by identity, so `sanitize` must not change one in place. No module does.
+    The substitute recognises slices by identity, so `sanitize` must not change a slice in place. No module does.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class _StackSlices:
         self._origins: dict[int, tuple[mx.array, mx.array, int]] = {}  # keeps the slices, so that their ids stay unique
 
     def apart(self, weights: Weights) -> Weights:
-        """Cuts every stack [E, ...] into E slices, named as in the source."""
+        """Returns `weights` with every stack [E, ...] cut into E slices, which are named as in the source."""
         result: Weights = {}
         for name, array in weights.items():
             stack = _stack(name, array)
@@ -82,7 +81,8 @@ class _StackSlices:
 
 
 def _stacked(weights: Weights, rename: Callable[[str], str]) -> Weights:
-    """Stacks separate experts and gives all stacks mlx-lm's usual names. Raises ModelError for a missing expert."""
+    """Returns `weights` with all experts in stacks, under mlx-lm's usual names. Raises ModelError if an expert is
+    missing."""
     result: Weights = {}
     parts: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():

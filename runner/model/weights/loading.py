@@ -1,4 +1,4 @@
-"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module and into modules beside it.
+"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module, or into a part beside it.
 
 Every array is made, read and evaluated on the thread that calls `load`.
 """
@@ -32,22 +32,22 @@ from runner.model.weights.reading import check_readable, parts_of, read_arrays
 
 log = Log(__name__)
 Part = TypeVar("Part", bound=Module)
-"""A module beside the text model: a tower, a head, an assistant, a DFlash draft."""
+"""A module beside the text model, such as a tower, a head, an assistant or a DFlash draft."""
 Builder = Callable[[Mapping[str, Arrays]], Part]
-"""Builds a part with its arrays, which stay lazy."""
+"""A function that builds a part from arrays, which stay lazy."""
 
 _MADE_BYTES = 64 << 20
-"""Results of computing with arrays take memory beside their sources until their group is evaluated."""
+"""The bytes of parameters to evaluate together. Meanwhile the arrays from which they are made take memory too."""
 
 
 class LoadedModel(NamedTuple):
-    """A model ready to run, on the thread that loaded it."""
+    """A loaded model. Only the thread that loaded it may run it."""
 
     module: Module
     suppressed: tuple[int, ...] = ()
-    """Tokens that must never be chosen."""
+    """The ids of tokens that must never be chosen."""
     library: Library | None = None
-    """Its family's."""
+    """The package that has the module; None for mlx-lm."""
 
     @property
     def unbatchable(self) -> str:
@@ -71,14 +71,14 @@ class LoadedModel(NamedTuple):
 
     @property
     def has_16_bit_experts(self) -> bool:
-        """True if there are unpacked 16-bit experts, which MLX refuses to multiply on a CPU at the first forward."""
-        # The class may be mlx-vlm's.
+        """True if there are unpacked 16-bit experts. On a CPU, the first forward that uses them raises an error."""
+        # mlx-vlm has a class of the same name.
         experts = (each for each in self.module.modules() if type(each).__name__ == SwitchLinear.__name__)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
 
     @property
     def is_packed(self) -> bool:
-        """True if it multiplies packed weights, and none of experts."""
+        """True if the module has packed linear layers, but no layers of experts."""
         kinds = {type(each) for each in self.module.modules()}
         return QuantizedLinear in kinds and not kinds & {SwitchLinear, QuantizedSwitchLinear}
 
@@ -88,11 +88,12 @@ class LoadedModel(NamedTuple):
         return sorted({str(array.dtype) for array in parameters_of(self.module).values()})
 
     def make_layers(self) -> list[object]:
-        """Returns fresh layer caches for one sequence, one per layer with state."""
+        """Returns fresh layer caches for one sequence: one for each layer of the model that keeps a state."""
         return list(make_prompt_cache(self.module))
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Runs `tokens` [B, L] on top of the state in `layers`, and advances it. Returns lazy scores [B, L, V]."""
+        """Returns the lazy logits [B, L, V] of `tokens` [B, L], which follow the tokens in the caches `layers`. The
+        forward adds `tokens` to the caches."""
         scores = cast("mx.array", self.module(tokens, cache=layers))
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
@@ -101,7 +102,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     """Reads the weights and builds the module.
 
     Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
-    has its meaning for this model.
+    names the type that it means for this model.
 
     Raises:
         ModelError: a file or tensor does not fit, or the weights exceed the budget.
@@ -121,7 +122,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
 
 
 def _fitting(rehearsed: Module, dtype: str, budget_bytes: int | None, *, logs: bool = False) -> DtypePlan:
-    """Returns the types of a module's weights. Raises ModelError if they exceed the budget."""
+    """Returns the types of a module's weights. Raises ModelError if the weights exceed the budget."""
     types = plan_dtypes(dtype, rehearsed, budget_bytes)
     if logs:
         types.log_choice()
@@ -131,7 +132,7 @@ def _fitting(rehearsed: Module, dtype: str, budget_bytes: int | None, *, logs: b
 
 
 def finished(opened: OpenedModel, module: Module) -> LoadedModel:
-    """Returns the model of a module with its weights, ready to run. Warns of fields that it ignores."""
+    """Returns the loaded model of a module that has its weights. Warns of config fields that the module ignores."""
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)
@@ -139,9 +140,9 @@ def finished(opened: OpenedModel, module: Module) -> LoadedModel:
 
 
 def settle(module: Module, types: DtypePlan) -> None:
-    """Converts the parameters of a module by `types`, and evaluates all of it."""
-    # The results of sanitize are still lazy, and nothing else holds the arrays that were read: evaluating a group frees
-    # the arrays from which it is made.
+    """Converts the parameters of a module to their types, and evaluates the whole module."""
+    # The parameters are still lazy results of `sanitize`, and nothing else holds the arrays that were read. So
+    # evaluating a group of parameters frees the arrays from which they are made.
     waiting = [*parameters_of(module).items()][::-1]
     group: list[tuple[str, mx.array]] = []
     group_bytes = 0
@@ -162,7 +163,7 @@ def settle(module: Module, types: DtypePlan) -> None:
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
-    """Returns the module with all bytes read; results computed from them may still be lazy."""
+    """Returns the module after all bytes are read. Parameters that are computed from them may still be lazy."""
     progress = Progress(log, "loading", opened.total_bytes)
     stacks, recipe = find_expert_stacks(opened, recipe)
     arrays: dict[str, Arrays] = {}
@@ -182,8 +183,8 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
 def assemble_part(
     opened: OpenedModel, sanitize: Callable[[Weights], tuple[Part, Weights]], arrays: Mapping[str, Arrays]
 ) -> Part:
-    """Builds the module with `arrays`, which stay lazy. `sanitize` makes it, and its weights from the stored ones.
-    Raises ModelError if anything does not fit."""
+    """Returns a part made of `arrays`, which stay lazy. `sanitize` maps the stored weights to a fresh module and its
+    weights. Raises ModelError if anything does not fit."""
     module, weights = sanitize_packed(lambda stored, _: sanitize(stored), arrays, Recipe("as stored"))
     fill(opened, module, weights)
     return cast("Part", module)
@@ -192,19 +193,19 @@ def assemble_part(
 def plan_part(
     opened: OpenedModel, build: Builder[Part], dtype: str, budget_bytes: int | None
 ) -> tuple[Part, DtypePlan]:
-    """Returns the module made of placeholders, and the types of its weights. Raises ModelError if anything does not
-    fit, or exceeds the rest of the budget."""
+    """Returns the part, made of placeholders, and the types of its weights. Raises ModelError if a tensor does not fit,
+    or the weights exceed `budget_bytes`, the memory that is left."""
     rehearsed = build(placeholders(opened))
     return rehearsed, _fitting(rehearsed, dtype, budget_bytes)
 
 
 def load_part(opened: OpenedModel, build: Builder[Part], name: str, dtype: str, budget_bytes: int | None) -> Part:
-    """Loads the module, which the log calls `name`, as `load` does a model."""
+    """Loads a part as `load` loads a model. The log calls the part `name`."""
     return read_part(opened, build, name, plan_part(opened, build, dtype, budget_bytes)[1])
 
 
 def read_part(opened: OpenedModel, build: Builder[Part], name: str, types: DtypePlan) -> Part:
-    """Loads a module that was planned. Raises ReadError if reading fails."""
+    """Loads a part. `plan_part` must have returned `types`. Raises ReadError if reading fails."""
     try:
         check_readable(parts_of(opened))
         module = build(read_arrays(opened, types, Progress(log, f"loading {name}", opened.total_bytes)))

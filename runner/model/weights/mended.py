@@ -1,5 +1,5 @@
-"""Mends a fresh module of mlx-lm's whose class ignores fields that count in transformers: width and scaling of the
-rotation, sliding windows. Reports fields that stay unread (docs/internals/store.md, 3)."""
+"""Mends mlx-lm's modules whose classes ignore config fields that transformers follows: width and scaling of the
+rotation, and sliding windows. Reports ignored fields that cannot be mended (docs/internals/store.md, 3)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from runner.model.module_config import module_text, text_config
 from runner.model.opened import OpenedModel
 
 _ROTATED_PART = {"glm": 0.5}
-"""A module that rotates whole heads -> the part of each that transformers rotates, if config.json names none."""
+"""Module that rotates whole heads -> the part of a head that transformers rotates if config.json names no part."""
 _UNSCALED = frozenset(
     {
         *("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox"),
@@ -25,13 +25,13 @@ _UNSCALED = frozenset(
         *("qwen3_vl_moe", "solar_open", "stablelm", "starcoder2"),
     }
 )
-"""Modules that ignore `rope_scaling`, which transformers' models follow."""
+"""Modules that ignore `rope_scaling`, although transformers' models follow it."""
 _INTERLEAVED = frozenset({"deepseek_v3", "glm4_moe_lite"})
 """Modules that rotate pairs of neighbours even if `rope_interleave` is false."""
 
 
 def mend(opened: OpenedModel, module: Module) -> None:
-    """Applies fields that the module, just built, did not read. Raises ValueError for a scaling that mlx-lm lacks."""
+    """Applies config fields that the fresh `module` ignores. Raises ValueError for a scaling that mlx-lm lacks."""
     name, text = opened.family.module, module_text(opened.module_config, opened.family)
     if name in _ROTATED_PART:
         part = text.get("partial_rotary_factor", _ROTATED_PART[name])
@@ -59,7 +59,7 @@ def mend(opened: OpenedModel, module: Module) -> None:
 
 
 def _plain_ropes(module: Module) -> Iterator[tuple[Module, RoPE]]:
-    """Yields each rotation without scaling, after the module whose `rope` it is."""
+    """Yields each rotation without scaling, together with its owner: the module whose `rope` it is."""
     for owner in module.modules():
         rope = owner.get("rope")
         if type(rope) is RoPE and rope.scale == 1:
@@ -67,8 +67,8 @@ def _plain_ropes(module: Module) -> Iterator[tuple[Module, RoPE]]:
 
 
 def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
-    """Applies the two fields of YaRN that mlx-lm ignores. A GPT-OSS has `truncate` false: the limits between scaled and
-    unscaled pairs are not rounded to whole pairs."""
+    """Applies the two fields of YaRN that mlx-lm ignores: `attention_factor` and `truncate`. If `truncate` is false, as
+    in a GPT-OSS, the limits between scaled and unscaled pairs are not rounded to whole pairs."""
     rope.mscale = scaling.get("attention_factor", rope.mscale)
     if scaling.get("truncate", True):
         return
@@ -81,17 +81,20 @@ def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
 
 
 def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
-    """Returns True if the context can exceed the length of the model's first training, beyond which transformers uses
-    other factors. Keys are cached here, so all positions use one set: mlx-lm's long factors, or the short ones if no
-    prompt can be that long."""
+    """Returns True if the context can exceed the length of the model's first training. For longer prompts transformers
+    uses other factors. Keys are cached here, so all positions must share one set of factors: mlx-lm's long ones, or the
+    short ones if no prompt can be that long."""
     return not 0 < opened.context_length <= rope.original_max_position_embeddings
 
 
 class _Rule(NamedTuple):
-    """The sliding windows of transformers' class for a model; mlx-lm's has none, or only the windows of `layer_types`.
+    """The sliding windows of a model in transformers. mlx-lm's class has no windows, or only the windows of
+    `layer_types`.
 
-    `slides` takes a layer's index and `max_window_layers` and returns True if the layer has a window. With `asked`,
-    `use_sliding_window` must be true. `size` and `most` are defaults of `sliding_window` and `max_window_layers`."""
+    `slides` maps a layer's index and `max_window_layers` to True if the layer has a window. If `asked`, windows count
+    only if `use_sliding_window` is true. `size` and `most` are the defaults of `sliding_window` and
+    `max_window_layers`.
+    """
 
     slides: Callable[[int, int], bool]
     asked: bool = False
@@ -112,12 +115,12 @@ _RULES: Mapping[str, _Rule] = {
 
 
 def _kind(opened: OpenedModel) -> str:
-    """Returns the `model_type` of the text model, as the file has it."""
+    """Returns the `model_type` of the text model, as in config.json."""
     return str(text_config(opened.config, opened.family).get("model_type", opened.config.get("model_type")))
 
 
 def _windows(opened: OpenedModel, module: Module) -> Sequence[int]:
-    """Returns the window of each layer in tokens: 0 for none; an empty list if no layer needs one."""
+    """Returns the window of each layer in tokens, 0 for a layer without one; [] if no layer needs a window."""
     text, rule = text_config(opened.config, opened.family), _RULES.get(_kind(opened))
     if rule is None or (rule.asked and text.get("use_sliding_window") is not True):
         return []
@@ -131,16 +134,14 @@ def _windows(opened: OpenedModel, module: Module) -> Sequence[int]:
 
 
 def _is_filled(size: object, opened: OpenedModel) -> TypeGuard[int]:
-    """Returns True for a number of tokens that requests can exceed."""
+    """Returns True if `size` is a number of tokens that a request can exceed."""
     return type(size) is int and 0 < size < (opened.context_length or size + 1)
 
 
 def _slide(module: Module, windows: Sequence[int]) -> None:
-    """Gives layers windows, which limit the tokens in their caches and masks.
-
-    A module makes one mask for all layers from the first one's cache. If only some layers have a window, the layers
-    unlike the first get a mask of their own.
-    """
+    """Gives each layer its window, which limits the tokens in the layer's cache and mask. mlx-lm's module makes one
+    mask for all layers, from the first layer's cache. If only some layers have a window, the other layers share a
+    second mask."""
     layers = cast("list[Module]", module.layers)
     own = getattr(module, "make_cache", lambda: [KVCache() for _ in layers])
 
@@ -156,14 +157,15 @@ def _slide(module: Module, windows: Sequence[int]) -> None:
 
 
 def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bool, last: bool) -> type[Module]:
-    """Returns a class of layers that share a mask, made by the first of them, in place of the mask of their call."""
+    """Returns a subclass of `plain` that ignores the mask of its call. The first layer makes a new mask in `kept`,
+    which all these layers use and the last layer drops."""
 
     def call(self: Module, x: mx.array, mask: mx.array | str | None, cache: object) -> mx.array:
         if first:
             kept[:] = [create_attention_mask(x, cache, return_array=isinstance(mask, mx.array))]
         own = kept[0]
         if last:
-            kept.clear()  # it is large, and the next forward makes a new one
+            kept.clear()  # a mask is large, and the next forward makes a new one
         return cast("mx.array", plain.__call__(self, x, own, cache))
 
     return type(plain.__name__, (plain,), {"__call__": call, "__module__": plain.__module__})
@@ -186,7 +188,7 @@ _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
     "olmoe": {"clip_qkv": (), **_SILU},
     "qwen2_moe": {"norm_topk_prob": (False,), **_SILU},
 }
-"""A module -> fields that it ignores and transformers follows, each with the values that change nothing."""
+"""Module -> field that the module ignores and transformers follows -> the values of the field that change nothing."""
 
 
 def unread(opened: OpenedModel, module: Module) -> list[str]:
@@ -213,7 +215,7 @@ def unread(opened: OpenedModel, module: Module) -> list[str]:
 
 
 def _has_windows(module: Module) -> bool:
-    """Returns True if a layer forgets tokens."""
+    """Returns True if the cache of any layer has a window."""
     waiting = make_prompt_cache(module)
     while waiting:
         layer = waiting.pop()

@@ -1,7 +1,7 @@
-"""Arguments of mlx-lm's model classes: a field missing from a config gets the default of its class.
+"""Completes the configs from which mlx-lm's classes of arguments (`ModelArgs`) are made.
 
-A class may pass a part of its config on to a class of another module. So all classes get defaults, in the one method
-with which they read a config.
+Such a class may pass a part of its config to a class of another module. So the one method with which all these classes
+read a config is patched.
 """
 
 import dataclasses
@@ -16,18 +16,16 @@ from runner.errors import ModelError
 from runner.model.architectures import Config
 
 Defaults = dict[str, object]
-"""Values for fields that a config leaves out; None for fields that a class requires but allows to be None."""
+"""Field -> value, for fields that a config lacks; None for a required field that is allowed to be None."""
 _METHOD = "from_dict"
 _MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
 
 
 @contextmanager
 def fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
-    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far, and odd fields.
-
-    Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only for the
-    thread that owns MLX: it patches mlx-lm.
-    """
+    """Fills in missing fields of configs that mlx-lm's classes read in the block, or raises a ModelError that names
+    fields without a default. Yields the defaults used so far, and the fields with odd values. Only the thread that owns
+    MLX must use this function: it patches mlx-lm."""
     defaults: Defaults = {}
     odd: list[str] = []
     genuine = BaseModelArgs.__dict__[_METHOD]
@@ -47,12 +45,12 @@ _KINDS = {
     bool: "bool|any", int: "int|float|any", float: "float|int|any", str: "str|any", list: "list|tuple|any",
     dict: "dict|any",
 }  # fmt: skip
-"""Type of a value in JSON -> the words for it in a class."""
+"""Type of a value in JSON -> a pattern of the annotations that allow it."""
 _LARGEST = 2**31
 
 
 def _odd_fields(cls: type[Any], config: Mapping[str, object]) -> Iterator[str]:
-    """Yields the fields of `config` that may keep `cls` from being made or used."""
+    """Yields, as texts, the fields of `config` whose type or size may prevent `cls` from being made or used."""
     for field in dataclasses.fields(cls):
         value = config.get(field.name)
         if type(value) not in _KINDS:
@@ -63,7 +61,7 @@ def _odd_fields(cls: type[Any], config: Mapping[str, object]) -> Iterator[str]:
 
 
 def class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
-    """Returns the defaults of `cls`, other than None, for fields that `config` leaves out."""
+    """Returns the defaults of `cls`, other than None, for fields that `config` lacks."""
     defaults: Defaults = {}
     for field in dataclasses.fields(cls):
         if field.name in config:
@@ -78,7 +76,7 @@ def class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
 def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults) -> Config:
     """Returns `config` with None for each missing field that `cls` requires but allows to be None.
 
-    Raises ModelError for other missing fields.
+    Adds the defaults of missing fields to `defaults`. Raises ModelError if any other required field is missing.
     """
     filled = dict(config)
     lacking = []

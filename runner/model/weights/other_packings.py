@@ -1,8 +1,8 @@
 """Unpacks FP8 weights, and repacks AutoAWQ's 4-bit weights for MLX.
 
-FP8 is bytes in `x.weight`, and in `x.weight_scale_inv` a scale for the tensor, for each expert or for each square
-block. A few of mlx-lm's modules know some of these forms; one takes the bytes for numbers. AutoAWQ (`WQLinear_GEMM`)
-has the same numbers as MLX in other places.
+An FP8 tensor `x.weight` holds bytes. `x.weight_scale_inv` holds a scale for the tensor, for each expert or for each
+square block. A few of mlx-lm's modules unpack some of these forms; one module reads the bytes as plain numbers. AutoAWQ
+(`WQLinear_GEMM`) has the same numbers as MLX in another order.
 """
 
 import mlx.core as mx
@@ -13,12 +13,12 @@ from runner.model.weights.experts import Weights
 
 _SCALE = "_scale_inv"
 _ACTIVATIONS = ("activation_scale", "input_scale")
-"""Scales of such a layer's input, which is not quantized here."""
+"""The scales of an FP8 layer's input. They are dropped, because inputs are not quantized here."""
 _USUAL_BLOCK = 128
 
 
 def fp8_block(config: Config) -> int:
-    """Returns the size of a block, in rows and in columns."""
+    """Returns the side of a square block of FP8 weights."""
     said = config.get("quantization_config")
     block = said.get("weight_block_size") if isinstance(said, dict) else None
     first = block[0] if isinstance(block, list) and block else None
@@ -26,7 +26,7 @@ def fp8_block(config: Config) -> int:
 
 
 def from_fp8(weights: Weights, block: int) -> Weights:
-    """Returns `weights` with bfloat16 in place of bytes and scales; lazily."""
+    """Returns `weights` with lazy bfloat16 arrays in place of FP8 bytes and scales. `block` is the side of a block."""
     plain = dict(weights)
     for name in [name for name in weights if name.endswith(_SCALE)]:
         path = name.removesuffix(_SCALE)
@@ -45,14 +45,16 @@ def from_fp8(weights: Weights, block: int) -> Weights:
 _AWQ_BITS = 4
 _AWQ_WORD = 32 // _AWQ_BITS
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The nibble of a word that holds its n-th value."""
+"""At n: the nibble of a word that holds the word's n-th value."""
 
 
 def from_awq(weights: Weights) -> Weights:
-    """Converts every `x.qweight`, `x.qzeros`, `x.scales` into `x.weight`, `x.scales`, `x.biases`; lazily.
+    """Returns `weights` with every `x.qweight`, `x.qzeros`, `x.scales` replaced by lazy `x.weight`, `x.scales`,
+    `x.biases`.
 
-    AWQ stores a layer as [in, out/8] with scales [in/group, out], MLX as [out, in/8] with [out, in/group]. A value is
-    `(q - zero) * scale` in AWQ and `q * scale + bias` in MLX. Other floats get the type of the scales, as in mlx-lm.
+    AWQ stores a layer as [in, out/8] with scales [in/group, out]; MLX stores [out, in/8] with scales [out, in/group]. A
+    value is `(q - zero) * scale` in AWQ and `q * scale + bias` in MLX. Other floating-point arrays get the type of the
+    scales, as in mlx-lm.
     """
     stems = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
     dtype = weights[f"{stems[0]}.scales"].dtype if f"{stems[0]}.scales" in weights else mx.float16

@@ -1,9 +1,9 @@
-"""Passes packed tensors through mlx-lm's `sanitize`, whose methods expect plain weights.
+"""Passes packed tensors through mlx-lm's `sanitize` methods, which expect plain weights.
 
-Renaming, dropping, stacking and splitting work alike on words, scales and biases. So each of these roles passes through
-separately, under the plain names (docs/internals/store.md, 0, step 7). Operations on the packed axis itself, such as
-transposing or multiplying it, do not work on packed words: such tensors are unpacked first. They are found by trial, on
-placeholders.
+Renaming, dropping, stacking and splitting have the same effect on words, scales and biases. So words, scales and biases
+pass through `sanitize` separately, each under the plain names (docs/internals/store.md, 0, step 7). Operations on the
+packed axis, such as transposing or multiplying, do not work on packed words. Tensors with such operations are unpacked
+first. Trials on placeholders find these tensors.
 """
 
 import itertools
@@ -20,13 +20,13 @@ from runner.model.weights.experts import ExpertLayout, Weights
 from runner.model.weights.parameters import parameters_of
 
 Sanitize = Callable[[Weights, ExpertLayout], tuple[Module, Weights]]
-"""Returns a fresh module, and the result of its `sanitize` for weights in the given layout."""
+"""A function that returns a fresh module, and the result of the module's `sanitize` for weights in the given layout."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Arrays(NamedTuple):
-    """The arrays of one logical tensor, with the fields of `checkpoint.LogicalTensor`, in the same order."""
+    """The arrays of one logical tensor: the fields of `checkpoint.LogicalTensor` after `name`, in the same order."""
 
     weight: mx.array
     scale: mx.array | None = None
@@ -35,7 +35,8 @@ class Arrays(NamedTuple):
 
     @property
     def factors(self) -> mx.array:
-        """The global scale of each row, float32 [..., out, 1]. Files hold one for all rows, for each expert or row."""
+        """The global scale of each row, float32 [..., out, 1]. A file has one for all rows, for each expert or each
+        row."""
         assert self.global_scale is not None
         rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
         if factors.size == 1:
@@ -47,7 +48,7 @@ class Arrays(NamedTuple):
         return mx.broadcast_to(factors, (*rows, 1))
 
     def unpacked(self, packing: Packing) -> mx.array:
-        """Returns the values [..., out, in], in the type of affine scales, else in bfloat16, which is exact."""
+        """Returns the plain values [..., out, in]: in the type of affine scales, else in bfloat16, which is exact."""
         assert self.scale is not None
         values = mx.dequantize(self.weight, self.scale, self.bias, packing.group_size, packing.bits, mode=packing.mode)
         return values if self.global_scale is None else (values.astype(mx.float32) * self.factors).astype(values.dtype)
@@ -61,11 +62,9 @@ class Recipe(NamedTuple):
 
 
 def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Recipe) -> tuple[Module, Weights]:
-    """Returns the module and its weights; packed ones as `.weight`, `.scales`, `.biases`, perhaps `.global_scale`.
-
-    A result is packed if words and scales come out in different shapes; no legal packing has equal shapes. The global
-    scale is [..., out], one number per row.
-    """
+    """Returns the module and its weights. A packed weight is `.weight`, `.scales`, `.biases` and perhaps
+    `.global_scale`, which is [..., out], one number per row. A result of `sanitize` is packed if its words and its
+    scales have different shapes; no packing has equal shapes."""
     arrays = _with_unpacked(arrays, recipe.unpacked)
     module, weights = sanitize(_words(arrays), recipe.layout)
     if all(item.scale is None for item in arrays.values()):
@@ -95,11 +94,11 @@ def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Re
 def find_recipe(
     sanitize: Sanitize, arrays: Mapping[str, Arrays], layouts: list[ExpertLayout], computed: Callable[[str], bool]
 ) -> Recipe:
-    """Finds the recipe by which `arrays` (placeholders) become the parameters of the module.
+    """Returns the recipe by which `arrays`, which are placeholders, become the parameters of the module.
 
-    Takes the first layout that gives the right names and shapes, else the closest one, whose faults the caller reports.
-    `computed` returns True for tensors that must be unpacked although no trial shows it. Raises the error of `sanitize`
-    if it fails for every layout.
+    Takes the first layout that gives the right names and shapes. If none does, takes the layout with the fewest faults,
+    which the caller reports. `computed` returns True for a tensor that must be unpacked although no trial shows it.
+    Raises the error of `sanitize` if it fails for every layout.
     """
     packed = {name for name, item in arrays.items() if item.scale is not None}
     unpacked: dict[str, Packing] = {}
@@ -113,7 +112,7 @@ def find_recipe(
         return Recipe(layout, unpacked)
     _, scales = sanitize(_scales(arrays), layout)
     _check_names(weights, scales)
-    # Packed results that were changed along the packed axis, not just renamed, stacked or split.
+    # Packed results in which the packed axis was changed, instead of only renamed, stacked or split.
     spoiled = {
         name
         for name, words in weights.items()
@@ -121,7 +120,7 @@ def find_recipe(
     }
     changed = {name for name in packed if _form(arrays[name].weight) != _form(weights.get(name))}
     for names in _alike(changed) if spoiled else ():
-        # With the scales of only these tensors in the shape of their words, the results look unpacked.
+        # In this trial, `names` have words in place of scales: results made from these tensors change their shapes.
         plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
         _, trial = sanitize(_scales(plain), layout)
         touched = {name for name in weights if trial[name].shape != scales[name].shape}
@@ -131,7 +130,7 @@ def find_recipe(
 
 
 def _choose(sanitize: Sanitize, words: Weights, layouts: list[ExpertLayout]) -> tuple[ExpertLayout, int, Weights]:
-    """Returns the best layout, its number of misfitting names or shapes, and its weights."""
+    """Returns the layout whose weights fit best, the number of names and shapes that do not fit, and the weights."""
     best: tuple[ExpertLayout, int, Weights] | None = None
     fault: ModelError | None = None
     for layout in layouts:
@@ -152,7 +151,7 @@ def _choose(sanitize: Sanitize, words: Weights, layouts: list[ExpertLayout]) -> 
 
 
 def _misfits(parameters: Weights, weights: Weights) -> int:
-    """Counts differing names and shapes. For packed words, the last axis is ignored."""
+    """Returns the number of names and shapes that differ. Ignores the last axis of packed words."""
     shapes = {name: array.shape for name, array in weights.items()}
     count = len(parameters.keys() ^ shapes.keys())
     for name in parameters.keys() & shapes.keys():
@@ -181,7 +180,7 @@ def _alike(names: set[str]) -> list[set[str]]:
 def _find_packings(
     sanitize: Sanitize, arrays: Mapping[str, Arrays], names: set[str], layouts: list[ExpertLayout]
 ) -> dict[str, Packing]:
-    """Finds the packing of each of `names`: it fits the shapes, and its values fit the module best."""
+    """Returns the packing of each tensor in `names`: it fits the tensor's shapes, and fits the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}
     for name in sorted(names):
         words, scale = arrays[name].weight, arrays[name].scale

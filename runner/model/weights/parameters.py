@@ -1,4 +1,4 @@
-"""The parameters and submodules of a module: checks that a model has all of them, and finds them fast."""
+"""Checks the parameters of a module, and changes its submodules: for fast lookups, early computing, or observing."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,9 +14,9 @@ from runner.model.opened import OpenedModel
 from runner.sizes import listed
 
 _LISTED = 6
-"""The number of tensors that a message names before it only counts them."""
+"""The most tensors that a message names; it only counts the rest."""
 _PIECE = 1 << 24
-"""Numbers of a parameter in one look."""
+"""The most numbers of a parameter that are checked in one piece."""
 _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
 
 
@@ -26,7 +26,7 @@ def parameters_of(module: Module) -> dict[str, mx.array]:
 
 
 def refuse_infinite(module: Module) -> None:
-    """Raises ModelError if a parameter holds NaN or infinity. Reads them a piece at a time."""
+    """Raises ModelError if a parameter holds NaN or infinity. Checks a parameter piece by piece."""
     found = [name for name, array in parameters_of(module).items() if not _is_finite(array)]
     if found:
         raise ModelError(
@@ -44,11 +44,11 @@ def _is_finite(array: mx.array) -> bool:
 
 
 def shorten_lookups(module: Module) -> None:
-    """Makes the submodules of a finished module ordinary attributes too.
+    """Makes the submodules of a module ordinary attributes too. Called after the module is complete.
 
-    Modules are dictionaries: MLX finds their contents in a `__getattr__` in Python, which takes a fifth of the time in
-    which a forward of one token is built. Replace a submodule by `replace_submodule`; parameters stay in the dictionary
-    alone.
+    MLX's modules are dictionaries. MLX finds their contents in a `__getattr__` in Python, which needs a fifth of the
+    time of building a forward of one token. Parameters stay only in the dictionary. Replace a submodule by
+    `replace_submodule`.
     """
     for each in module.modules():
         for name, value in each.items():
@@ -57,11 +57,8 @@ def shorten_lookups(module: Module) -> None:
 
 
 def dispatch_early(module: Module) -> None:
-    """Lets a CPU compute each layer of a finished module while Python builds the next one. Else it waits until all of a
-    forward is built, for 3 to 5 ms.
-
-    The last layer is left out: a part of a prompt does not need its output.
-    """
+    """Lets a CPU compute each layer of a complete module while Python builds the next one. Otherwise the CPU waits 3 to
+    5 ms for the whole forward to be built. Skips the last layer: a part of a prompt does not need its output."""
     for layer in [*getattr(module, "layers", ())][:-1]:
         if isinstance(layer, Module):
             layer.__class__ = observed(type(layer), mx.async_eval)
@@ -69,7 +66,7 @@ def dispatch_early(module: Module) -> None:
 
 @contextmanager
 def building_only(module: Module) -> Iterator[None]:
-    """A block in which forwards of a module are built, and `dispatch_early` has nothing of them computed."""
+    """A block in which forwards of the module are only built: `dispatch_early` has no effect inside the block."""
     layers = [(layer, type(layer)) for layer in getattr(module, "layers", ()) if isinstance(layer, Module)]
     for layer, kind in layers:
         layer.__class__ = next(each for each in kind.__mro__ if "observes" not in vars(each))
@@ -81,8 +78,8 @@ def building_only(module: Module) -> Iterator[None]:
 
 
 def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Module]:
-    """Returns a class of modules that compute as `plain` does, and show `see` the result: an array, or the first of
-    several values if that is one."""
+    """Returns a subclass of `plain` whose forwards also pass their result to `see`: an array, or the first of several
+    values if that value is an array."""
 
     def call(self: Module, *args: object, **kwargs: object) -> object:
         output = plain.__call__(self, *args, **kwargs)
@@ -95,14 +92,15 @@ def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Modul
 
 
 def replace_submodule(owner: Module, name: str, value: Module) -> None:
-    """Replaces a submodule, whether lookups were shortened or not."""
+    """Replaces the submodule `name` of `owner`. Works before and after `shorten_lookups`."""
     owner[name] = value
     if name in vars(owner):
         object.__setattr__(owner, name, value)
 
 
 def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]) -> None:
-    """Compares names, shapes and kinds of type. Raises FaultsError: first missing tensors, then other differences."""
+    """Compares the weights `found` with the parameters `wanted`: names, shapes, and floating-point types or not. Raises
+    a FaultsError that lists missing tensors first, then other differences."""
     faults = []
     missing = _unexplained(wanted.keys() - found.keys(), opened.unreadable)
     if missing:
@@ -118,7 +116,7 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
         have, path = found.get(name, want), name.rpartition(".")[0]
         if have.shape != want.shape:
             if path in reported and name.endswith((".scales", ".biases")):
-                continue  # of words with the wrong shape
+                continue  # follows from the wrong shape of the words
             reported.add(path)
             faults.append(f"{tensor_place(opened, name)}: want shape {list(want.shape)}, found {list(have.shape)}")
         elif _is_float(have) != _is_float(want):
@@ -130,7 +128,8 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
 
 
 def _unexplained(missing: Iterable[str], unreadable: Iterable[str]) -> list[str]:
-    """Returns the missing parameters for which no unreadable tensor stands, under any name `sanitize` may give it."""
+    """Returns the missing parameters that no unreadable tensor explains. `sanitize` may rename a tensor, so a tensor
+    without a parameter of its name explains all missing parameters of its layer."""
     left = set(missing)
     for name in unreadable:
         stem = name.removesuffix(".weight")
@@ -143,7 +142,7 @@ def _unexplained(missing: Iterable[str], unreadable: Iterable[str]) -> list[str]
 
 
 def _advice(opened: OpenedModel) -> str:
-    """Returns advice for a directory whose packing is neither MLX's nor one that the module unpacks."""
+    """Returns advice if the config names a packing of another program; else an empty text."""
     declared = opened.config.get("quantization_config")
     method = declared.get("quant_method") if isinstance(declared, dict) else None
     return f" (its packing is {method!r}: convert it with mlx_lm.convert)" if method else ""
@@ -154,7 +153,7 @@ def _is_float(array: mx.array) -> bool:
 
 
 def tensor_place(opened: OpenedModel, name: str) -> str:
-    """Returns `name` for a message, with its file if `sanitize` has not changed the name."""
+    """Returns the parameter `name` for a message, with its file if a tensor has the same name."""
     stem, _, last = name.rpartition(".")
     tensor = opened.tensors.get(name) or opened.tensors.get(f"{stem}.weight" if last in ("scales", "biases") else "")
     return f"tensor {name}" if tensor is None else f"{tensor.weight.file}: tensor {name}"

@@ -1,4 +1,4 @@
-"""Gives each layer with packed weights the class that computes with them."""
+"""Replaces each layer that has packed weights by a layer that computes with packed weights."""
 
 import inspect
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import tensor_place
 
 MLX_UNIT = 2688.0
-"""MLX's global scale is the largest absolute weight, which is this many times the factor."""
+"""MLX's global scale is the largest absolute weight: this number times the factor by which outputs are multiplied."""
 
 
 class GloballyScaledLinear(QuantizedLinear):
-    """A linear layer that multiplies its outputs by `global_scale` [out], in float32, for NVIDIA's nvfp4 exports
-    (docs/internals/store.md, 2.5): MLX's own layers have none that works on all devices. Copies another's shape."""
+    """A packed linear layer that multiplies its outputs by `global_scale` [out], in float32, for NVIDIA's nvfp4 exports
+    (docs/internals/store.md, 2.5). MLX has no such layer for all devices. Made with the shape of `linear`."""
 
     def __init__(self, linear: QuantizedLinear) -> None:
         out_dims, words = linear.weight.shape
@@ -44,7 +44,7 @@ class GloballyScaledLinear(QuantizedLinear):
 
 
 class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
-    """A layer of experts that multiplies its outputs by `global_scale` [E, out]. Made like the linear one."""
+    """A packed layer of experts that multiplies its outputs by `global_scale` [E, out]. Has the shape of `switch`."""
 
     def __init__(self, switch: QuantizedSwitchLinear) -> None:
         sizes = switch.input_dims, switch.output_dims, switch.num_experts
@@ -52,7 +52,8 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         self.global_scale = mx.ones((switch.num_experts, switch.output_dims))
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """Maps `x` [..., 1, in] and the experts [..., K] of each row to [..., K, 1, out] in the type of `x`."""
+        """Maps `x` [..., 1, in] to [..., K, 1, out] for the experts `indices` [..., K] of each row, in the type of
+        `x`."""
         product = mx.gather_qmm(
             x,
             self.weight,
@@ -69,8 +70,8 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
 
 
 class WideEmbedding(QuantizedEmbedding):
-    """An embedding whose rows are float32. MLX makes bfloat16 of floating-point bits, in which all later layers would
-    compute."""
+    """A packed embedding that returns float32 rows. In floating-point modes MLX's own class returns bfloat16, and all
+    later layers would compute in that type."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """Maps token ids [...] to rows [..., dims] in float32."""
@@ -85,7 +86,7 @@ _SCALED: dict[type[Module], Callable[[Any], Module]] = {
 
 
 def check_kernels(opened: OpenedModel) -> None:
-    """Raises ModelError for modules without kernels on this machine; mlx-lm would fail only at the first request."""
+    """Raises ModelError if the module has no kernels for this machine. mlx-lm would fail only at the first request."""
     if (opened.family.module in METAL_ONLY or _is_bitnet(opened)) and not mx.metal.is_available():
         raise ModelError(f"unsupported architecture: {opened.architecture} runs on Apple Silicon (Metal) only")
 
@@ -96,7 +97,7 @@ def _is_bitnet(opened: OpenedModel) -> bool:
 
 
 def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> None:
-    """Gives every layer with packed weights its quantized class; unpacks the weights of layers that have none."""
+    """Gives every layer with packed weights its quantized class. Unpacks the weights if there is no such class."""
     if _is_bitnet(opened):
         bitnet_quantize(module, cast("dict[str, object]", opened.config["quantization_config"]))
         return
@@ -109,7 +110,7 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
         words, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
         if scales is None or words is None or words.dtype != mx.uint32 or "weight" not in layer:
             return False
-        if layer["weight"].dtype == mx.uint32:  # a module with packed layers of its own
+        if layer["weight"].dtype == mx.uint32:  # the module was built with packed layers
             return False
         in_dims = layer["weight"].shape[-1]
         found = find_packing(in_dims, words.shape[-1], scales.shape[-1], byte_scales=scales.dtype == mx.uint8)
@@ -142,7 +143,7 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
 
 
 def _options(layer: Module, found: Packing) -> dict[str, object] | None:
-    """Returns the arguments for the layer's `to_quantized`; None without one that knows this packing."""
+    """Returns the arguments for the layer's `to_quantized`; None if that is missing or lacks this packing."""
     to_quantized = getattr(layer, "to_quantized", None)
     if to_quantized is None:
         return None
@@ -153,8 +154,8 @@ def _options(layer: Module, found: Packing) -> dict[str, object] | None:
 
 
 def _quantizes_activations(opened: OpenedModel) -> bool:
-    """Returns True if a directory asks for quantized activations, as mlx-lm's converter writes, and the device can
-    compute them."""
+    """Returns True if a directory's config asks for quantized activations, as mlx-lm's converter writes it, and the
+    device can compute with them."""
     asked = not opened.checkpoint.from_store and opened.config.get("quantize_activations") is True
     return asked and mx.default_device() != mx.Device(mx.cpu)
 
@@ -170,7 +171,7 @@ def _with_quantized_inputs(opened: OpenedModel, path: str, layer: QuantizedLinea
 
 
 def widen_embeddings(module: Module) -> None:
-    """Makes packed embeddings answer in float32, as all other layers do."""
+    """Makes packed embeddings return float32, for a module in which all other layers compute in float32."""
     for layer in module.modules():
         if type(layer) is QuantizedEmbedding:
             layer.__class__ = WideEmbedding

@@ -1,4 +1,4 @@
-"""Reads the arrays of an opened model from its files, in groups, on the thread that calls these functions."""
+"""Reads the arrays of an opened model from files, in groups, on the calling thread."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,17 +15,19 @@ from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.packed import Arrays
 
 _READ_FILES = 60
-"""A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
+"""The most files in a group: a lazy array keeps its file open, MLX's four reading threads keep it open a little longer,
+and macOS allows 256 open files."""
 _READ_BYTES = 512 << 20
-"""Readers wait for each other at the end of a group, so few groups are fast; but the log shows progress by groups."""
+"""The most bytes in a group. Fewer groups are faster, because reading threads wait for each other at the end of a
+group. But the log shows progress only after a group."""
 _CHECKED_BYTES = 8 << 20
 Headers = dict[Path, frozenset[HeaderEntry]]
 FAULTS = (RuntimeError, KeyError, OSError)
-"""The exceptions of a file that MLX cannot read."""
+"""The exceptions that MLX raises for a file that it cannot read."""
 
 
 def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> dict[str, Arrays]:
-    """Reads the arrays of every needed tensor, in bounded groups."""
+    """Returns the arrays of every tensor of `opened`, read in bounded groups."""
     early_types = {
         part.weight: early for name, part in opened.tensors.items() if (early := types.early_dtype(name, part))
     }
@@ -35,7 +37,7 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
 def read_entries(
     entries: Iterable[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype], done: Callable[[int], None]
 ) -> dict[HeaderEntry, mx.array]:
-    """Reads arrays, converted to their `types` if given, in bounded groups. Calls `done` with the bytes of each."""
+    """Returns the arrays of `entries`, converted to their `types` if given. Calls `done` with each group's bytes."""
     loaded: dict[HeaderEntry, mx.array] = {}
     for group in _groups(entries):
         loaded |= _read_group(group, types)
@@ -44,10 +46,10 @@ def read_entries(
 
 
 def check_readable(entries: Iterable[HeaderEntry]) -> None:
-    """Reads the data of these arrays once, and drops it. Raises a ModelError that names the first faulty file.
+    """Reads the data of `entries` once, and drops it. Raises a ModelError that names the first faulty file.
 
-    After a failed lazy read, MLX (0.32) may miscount the work of its threads, and a later evaluation waits for ever. So
-    optional parts are read like this first; MLX then reads them from the system's memory.
+    After a failed lazy read, MLX (0.32) may miscount the work of its threads, and a later evaluation never ends. So the
+    files of an optional part are read here first; MLX then reads them from the system's memory.
     """
     seen: Headers = {}
     buffer = memoryview(bytearray(_CHECKED_BYTES))
@@ -58,7 +60,7 @@ def check_readable(entries: Iterable[HeaderEntry]) -> None:
 
 
 def check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
-    """Raises ModelError if the array has moved since the model was opened. `seen` are the headers read so far."""
+    """Raises ModelError if the array's file no longer has this entry. `seen` keeps the headers read so far."""
     if entry.file not in seen:
         seen[entry.file] = frozenset(read_tensor_header(entry.file).values())
     if entry not in seen[entry.file]:
@@ -66,12 +68,12 @@ def check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
 
 
 def parts_of(opened: OpenedModel) -> list[HeaderEntry]:
-    """Returns every array that the model needs."""
+    """Returns the entry of every array that the model needs."""
     return [part for tensor in opened.tensors.values() for part in tensor.parts]
 
 
 def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
-    """Groups the arrays to read so that no group spans too many files or, except for one large array, bytes."""
+    """Yields groups of `entries`. A group has at most _READ_FILES files and _READ_BYTES bytes, or one larger array."""
     group: list[HeaderEntry] = []
     files: set[Path] = set()
     group_bytes = 0
@@ -87,11 +89,11 @@ def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
 
 
 def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype]) -> dict[HeaderEntry, mx.array]:
-    """Reads a group of arrays, converted to their `types` if given; leaves none of their files open."""
+    """Returns the arrays of a group, converted to their `types` if given. Leaves no file open."""
     try:
         arrays = open_entries(group)
     except FAULTS as error:
-        if len(group) > 1:  # again one by one: there may be too many, or one is faulty
+        if len(group) > 1:  # one by one: too many files may be open, or one is faulty
             return {entry: array for single in group for entry, array in _read_group([single], types).items()}
         raise file_fault(group[0].file, error) from error
     try:
@@ -104,7 +106,7 @@ def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype])
 
 
 def open_entries(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
-    """Returns arrays that are read when they are evaluated. Until then each keeps its file open."""
+    """Returns lazy arrays. MLX reads each array when it is evaluated, and keeps the array's file open until then."""
     files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
     return {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
 
@@ -116,7 +118,7 @@ def file_fault(path: Path, error: Exception) -> ModelError:
 
 
 def _source(path: Path) -> str | BinaryIO:
-    """Returns the file for MLX: its name or, if that is not UTF-8, the open file, which is slower."""
+    """Returns a file for `mx.load`: its path or, if that is not UTF-8, the open file, which is slower."""
     name = str(path)
     try:
         name.encode()
@@ -126,7 +128,7 @@ def _source(path: Path) -> str | BinaryIO:
 
 
 def read_data(part: HeaderEntry, at: int, memory: memoryview) -> None:
-    """Fills `memory` with the data of an array from byte `at` on."""
+    """Fills `memory` with the data of the array `part`, from byte `at` of that data on. Raises ModelError."""
     try:
         with part.file.open("rb", buffering=0) as file:
             file.seek(part.start + at)
