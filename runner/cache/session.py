@@ -97,7 +97,7 @@ class Session:
         recorded token is left, which the first decode step computes. Raises ValueError unless `most` is positive.
 
         The tokens are those in `recorded` from `position` on. If the session was set back (its layers have seen fewer
-        tokens than the prompt has and more are recorded), they include sampled tokens.
+        tokens than are recorded), sampled tokens can be among them.
         """
         if most < 1:
             raise ValueError(f"a prefill forward of {most} tokens")
@@ -153,8 +153,8 @@ class Session:
     def close(self) -> None:
         """Ends the session. Call it in a `finally`; a second call does nothing.
 
-        Rewinds all layers to the last offset that is both recorded and seen, and stores the tokens up to there. If the
-        session has `failed`, frees what cannot be trusted and logs this.
+        Rewinds all layers to the last offset that is both recorded and seen, and stores the tokens up to there, or
+        fewer if a layer cannot rewind. If the session has `failed`, logs this and frees what may be wrong.
         """
         end, self._end = self._end, None
         if end is None:
