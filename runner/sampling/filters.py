@@ -87,7 +87,7 @@ class TopKBySort:
         self._blocks = n // _BLOCK if 4 * k * _BLOCK <= n else 0
         """The number of blocks; block b has the ids from b * _BLOCK on. If it is 0, the whole vocabulary is sorted."""
         self._offsets = mx.arange(_BLOCK, dtype=mx.uint32)
-        self._rest = mx.arange(self._blocks * _BLOCK, n, dtype=mx.uint32)[None]  # ids after the last block: always sorted
+        self._rest = mx.arange(self._blocks * _BLOCK, n, dtype=mx.uint32)[None]  # after the last block: always sorted
 
     def __call__(self, scores: mx.array) -> mx.array:
         """Returns the candidate ids, uint32 [B, k], for `scores` [B, n]."""
