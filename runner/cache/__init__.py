@@ -1,7 +1,6 @@
 """Prefix caches: a prompt reuses the layers that earlier prompts have computed.
 
-All code of this package runs on the engine thread, the only owner of sessions, layers, nodes and snapshots. Read in
-this order:
+All code here runs on the engine thread, the only owner of sessions, layers, nodes and snapshots. Read in this order:
 
 * `interface.py`, the port to the engine; `session.py`: sessions, alone and in a batch; `single.py`: the small caches;
 * `layer_interface.py`: snapshots; `layers/`: one interface to mlx-lm's layer caches; `sketch.py`: the facts about the

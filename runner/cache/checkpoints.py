@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 
 class Checkpoint(NamedTuple):
-    """An offset at which the prefill stops. If `keep`, the node that ends there is kept even if it has only one
-    child."""
+    """An offset at which the prefill stops. If `keep`, the node there is kept even with only one child."""
 
     at: int
     keep: bool
@@ -70,8 +69,7 @@ class CheckpointPolicy:
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
         """Returns the checkpoints in `points` to drop, for a conversation of `end` tokens. The last `recent`
-        checkpoints stay, and of the earlier checkpoints the first and the last in each doubling of the distance from
-        the end."""
+        checkpoints stay; of the earlier, the first and the last in each doubling of the distance from the end."""
         by_distance: dict[int, list[int]] = {}
         for at in points[: -self._recent]:
             by_distance.setdefault(((end - at) // self._first_distance).bit_length(), []).append(at)

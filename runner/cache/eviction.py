@@ -24,8 +24,8 @@ class EvictionOrder:
     deepest. Evicting a leaf removes it; evicting a node with one child merges the node into the child.
 
     If all layers are sliceable, the least recently used leaf is evicted first. Evicting an inner node would gain
-    nothing: its tokens would only move into the child. A use of a node counts for its whole path, so no descendant was
-    used later than its ancestors.
+    nothing: its tokens would only move into the child. A use of a node counts for its whole path, so no node was used
+    later than its parent.
 
     For a model with states or tails, the weight of a node is the bytes that its eviction frees, divided by the tokens
     to compute again. A node with one child can lose its state; a node at which conversations diverge stays. Each node
@@ -50,8 +50,7 @@ class EvictionOrder:
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
-        """Returns the factor by which the node's idle time is multiplied. There are only a few dozen different
-        weights."""
+        """Returns the factor by which the node's idle time is multiplied. There are a few dozen weights."""
         if not self._slots:
             return 1.0
         freed = self._freed(node)
@@ -93,8 +92,8 @@ class Eviction:
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
         """Yields the victims one after the other, except locked nodes and `spared`. Remove or merge each victim before
-        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and at one node for
-        each weight."""
+        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and one node per
+        weight."""
         self.refresh()
         while True:
             self._rank_changed()

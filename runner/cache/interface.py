@@ -35,8 +35,7 @@ class PrefixCache(Protocol):
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> "Session":
         """Opens a session for a prompt; copies `tokens`. `first` is the first token of the answer, if it is known: the
-        session keeps this token only if little of the prompt is left to compute. Prompts with different salts share
-        nothing.
+        session keeps this token only if little of the prompt is left to compute. Different salts share nothing.
 
         Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
         concurrent. The cache does not change then.
@@ -44,8 +43,7 @@ class PrefixCache(Protocol):
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
         """Returns True if an open session is about to compute more of this prompt than is cached. That session then
-        stores the shared prefix: call again after each of the session's forwards, and `begin` once this returns
-        False."""
+        stores the shared prefix: call again after each of the session's forwards, and `begin` after False."""
         return False
 
     def detach(self) -> None:
@@ -55,13 +53,12 @@ class PrefixCache(Protocol):
         """Returns the approximate bytes of the layers of a session with `tokens` tokens."""
 
     def admits(self, tokens: int) -> bool:  # noqa: ARG002
-        """Returns True if a session of `tokens` tokens fits into the budget beside the open sessions; always if none is
+        """Returns True if a session of `tokens` tokens fits into the budget beside the open sessions, or if none is
         open."""
         return True
 
     def allows(self, nbytes: int) -> bool:  # noqa: ARG002
-        """Returns True if `nbytes` more for batches of open sessions fit into the budget once all unused entries are
-        evicted."""
+        """Returns True if batches can hold `nbytes` more within the budget, once all unused entries are evicted."""
         return True
 
     def reserve(self, nbytes: int) -> None:  # noqa: ARG002

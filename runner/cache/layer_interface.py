@@ -6,13 +6,11 @@ from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 MakeLayers: TypeAlias = Callable[[], list[object]]
-"""Returns a fresh cache list of one model, for the `cache=` argument of the model's forward. All lists have the same
-layers."""
+"""Returns a fresh cache list of one model, always with the same layers, for the `cache=` argument of its forward."""
 
 
 class Miss(StrEnum):
-    """The reason why fewer tokens came from the cache than the prompt shares with the cache, or why the prompt shares
-    none."""
+    """The reason why fewer tokens came from the cache than the prompt shares with it, or why none are shared."""
 
     NONE = ""
     OFF = "off"  # the cache keeps nothing
@@ -25,8 +23,7 @@ class Miss(StrEnum):
 
 
 class Match(NamedTuple):
-    """The result of a lookup: the number of tokens in the shared prefix, and the number of these that need no
-    computation."""
+    """The result of a lookup: the number of tokens in the shared prefix, and the number of these not to compute."""
 
     matched: int
     cached: int
@@ -63,9 +60,8 @@ class Snapshot(ABC):
 
     @abstractmethod
     def after(self, first: "Snapshot | None") -> "Snapshot | None":
-        """Returns `first` and this snapshot, joined; uses up both. `first` is the snapshot of the tokens before, or
-        None if there is none. Returns None if the result would be useless. Raises ValueError if the two are not
-        adjacent."""
+        """Returns `first` and this snapshot, joined; uses up both. `first` is the snapshot of the tokens before this
+        one, or None. Returns None if the result would be useless. Raises ValueError unless the two are adjacent."""
 
     @abstractmethod
     def close(self) -> None:

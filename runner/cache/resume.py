@@ -1,10 +1,8 @@
-"""Finds the largest offset along a path of the trie at which all layers of a model can stand, and brings the layers
-there.
+"""Finds the largest offset along a path of the trie at which all layers can stand, and brings the layers there.
 
 A layer can stand at an offset if it can rewind to this offset, or if the nodes hold, without a gap, the tokens that the
 layer needs there. A sliceable layer needs all tokens after the common prefix of its buffers and the path; a layer with
-a tail needs the last tokens; any other layer needs a state. The offset is found before any layer moves, so nothing has
-to be undone.
+a tail needs the last tokens; any other layer needs a state. The offset is found before any layer moves.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,8 +15,7 @@ from runner.cache.trie import PrefixTrie
 
 
 def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:
-    """Returns the number of matched tokens that are in the layers. The layers stand at `end`; None stands for empty
-    layers."""
+    """Returns the number of matched tokens in layers that stand at `end`, or 0 if this is None."""
     live = set(end.path()) if end else set()
     shared = [node.end for node in path if node in live]
     return min(max(shared, default=0), matched)
@@ -105,8 +102,7 @@ def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
 
 
 def replace_copies(sequence: SequenceLayers, node: Node) -> None:
-    """Replaces the snapshots of a node that own their bytes by live snapshots. The layers must stand at the node's
-    end."""
+    """Replaces the snapshots of a node that own bytes by live snapshots. The layers must stand at the node's end."""
     for slot, state in sequence.used if node.slots else ():
         held = node.slots[slot]
         if held is not None and not held.live:
@@ -116,8 +112,8 @@ def replace_copies(sequence: SequenceLayers, node: Node) -> None:
 
 def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
     """Makes snapshots of a node live in these sliceable layers, which hold all tokens up to the node's end. Copies
-    nothing. `left` are the live snapshots of layers that are about to be reset: only these and missing snapshots change
-    then."""
+    nothing. `left` are live snapshots of layers that are about to be reset: then only these and missing snapshots
+    change."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)

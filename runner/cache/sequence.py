@@ -99,9 +99,8 @@ class SequenceLayers:
         mx.eval([state.arrays() for state, _ in group])
 
     def count_forward(self, count: int) -> None:
-        """Counts a forward over `count` tokens, after its graph was built without an error. If a layer counts something
-        other than tokens, or is used although the facts say that it is not, corrects the facts for later sequences and
-        raises RuntimeError."""
+        """Counts a forward over `count` tokens, after its graph was built without an error. If a layer does not count
+        tokens, or is used against the facts, corrects the facts for later sequences and raises RuntimeError."""
         self.position += count
         for state in self.states:
             if state.whole:

@@ -1,8 +1,7 @@
 """The sequences of layers beside one trie: one for each open session, and some that no session uses.
 
 The sequence that was released last is `kept`. Sequences that were released earlier are `parked`. There are at most as
-many sequences as sessions were open together: so conversations that take turns continue in their own layers, and
-nothing is copied.
+many sequences as sessions were open together: so conversations that take turns continue without copies.
 
 Invariants: a live snapshot of a sequence lies on the path to the sequence's node, or is beyond it and not yet
 overwritten; the kept sequence stands at the node `end` while no session uses this sequence. `end` is None if the kept
@@ -22,8 +21,7 @@ from runner.cache.trie import PrefixTrie
 
 
 class LiveSequences:
-    """Assigns layers to sessions. A session that is detached from the trie shares nothing, but stays in `sessions`
-    until it is closed."""
+    """Assigns layers to sessions. A detached session shares nothing, but stays in `sessions` until it is closed."""
 
     def __init__(self, facts: LayerFacts, trie: PrefixTrie) -> None:
         self.facts = facts
@@ -89,8 +87,7 @@ class LiveSequences:
         return next(iter(idle.items()))
 
     def acquire(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers, Node | None]:
-        """Returns the result of `choose` for a session that is about to open, with a fresh sequence in place of
-        None."""
+        """Returns the result of `choose` for a session that opens now, with a fresh sequence in place of None."""
         self._most = max(self._most, len(self.sessions) + 1)
         sequence, end = self.choose(path, matched)
         if sequence is None:
@@ -149,8 +146,8 @@ class LiveSequences:
         return sequence.live()
 
     def detach_sessions(self) -> None:
-        """Detaches the open sessions, which keep their layers, and forgets the other sequences. Called after all
-        snapshots are closed."""
+        """Detaches the open sessions, which keep their layers, and forgets the other sequences. Close all snapshots
+        first."""
         for session in self.sessions:
             session.detached = True
         for sequence in (*self.parked, *([self.kept] if self.idle else [])):

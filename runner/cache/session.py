@@ -33,8 +33,7 @@ class Session:
     `recorded` is the prompt and the tokens sampled after it. `layers` is the `cache=` argument of the model's forward.
     During decode the layers are up to one token ahead of `recorded`.
 
-    A *round* is a forward over several tokens of the answer. Later it shows how many of them, from the first on, are
-    right:
+    A *round* is a forward over several tokens of the answer. Perhaps only the first of them are right:
 
         with session.draft_round(n):            # the token that is next anyway, and n - 1 drafts after it
             logits = model(tokens, session.layers)
@@ -43,8 +42,7 @@ class Session:
             ...                                 # False: it stands where it did; compute these m once more
 
     Until `accept` the position of the session stays as it was before the round. To compute several known tokens once
-    more, use a round, too; it may have further drafts after these tokens. Record drafts once they are known to be
-    right, before or after `accept`.
+    more, use a round, too; it may have further drafts after these tokens. Record right drafts before or after `accept`.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Session:
         self.failed = self.cache_invalid = False
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
-        """Appends the last `count` tokens of a batch's row to the session's own layers. `batch_caches` are the batch's
+        """Appends the last `count` tokens of a row of a batch to the session's layers. `batch_caches` are the batch's
         layers."""
         with self.forward(count):
             self.sequence.absorb(batch_caches, row, count)
@@ -136,7 +134,7 @@ class Session:
         self.recorded.append(token)
 
     def continuation(self, most: int) -> list[int]:  # noqa: ARG002
-        """Returns up to `most` tokens that followed the recorded tokens in another conversation, up to an item of
+        """Returns up to `most` tokens that followed the recorded ones in another conversation, up to an item of
         media."""
         return []
 
@@ -202,8 +200,7 @@ class Session:
 
     def accept(self, count: int) -> bool:
         """Ends a round whose first `count` tokens are right. Returns True if the session now stands after these tokens,
-        as if they had been computed one by one; False if a layer cannot stand there, and the session is back where the
-        round began.
+        as if they had been computed one by one; False if a layer cannot, and the session is back where the round began.
 
         Raises RuntimeError if there is no round to end, and ValueError if the round has fewer than `count` tokens.
         """
@@ -248,8 +245,7 @@ class TrieSession(Session):
         """The last node that the session has reached. The session holds a lock on it."""
         self.checkpoints: list[Checkpoint] = []
         self.detached = False
-        """True if the trie was cleared while this session was open: the session keeps its layers, and stores
-        nothing."""
+        """True if the trie was cleared meanwhile: the session keeps its layers, and stores nothing."""
         self._left_at: Node | None = None  # no path of the trie spells the recorded tokens after this node
 
     def add_checkpoint(self, at: int) -> None:
@@ -375,8 +371,8 @@ class DecodeRows:
         return True
 
     def take_back(self, length: int) -> None:
-        """Ends a round whose logits have NaN or infinity, over `length` tokens of each session, and brings all sessions
-        back to where they were."""
+        """Ends a round over `length` tokens whose logits have NaN or infinity: all sessions go back to where they
+        were."""
         self.accept([0] * len(self.sessions))
         if self._batch is not None:
             self._batch.wipe_columns(length)
@@ -411,8 +407,7 @@ class DecodeRows:
             self.sessions[row].absorb(self._batch.caches, row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order. If one session is left, its own layers take over the tokens of its
-        row."""
+        """Keeps only these rows, in this order. If one session is left, its layers take over the tokens of its row."""
         if len(rows) == 1:
             self.settle(rows[0])
         elif self._batch is not None:

@@ -20,8 +20,7 @@ _TOKENS, _MORE = 16, 512
 
 @dataclass(eq=False)
 class LayerFacts:
-    """The function that makes the layers of a model, and the facts about these layers. A slot is the index of a layer
-    in the order of `flatten`.
+    """The function that makes the layers of a model, and the facts about them. A slot is a layer's index in `flatten`.
 
     All caches of a model share one object. Requests change it in two ways: tails and states may take more bytes than
     before, and `correct` notes facts that a sketch could not show.
@@ -32,8 +31,7 @@ class LayerFacts:
     used: frozenset[int] = frozenset()
     """Slots of the layers that a forward fills. The model does not use the other layers."""
     untrusted: frozenset[int] = frozenset()
-    """Slots of the layers that count something other than tokens: all attributes of such a layer are stored as one
-    state."""
+    """Slots of the layers that count something other than tokens: all their attributes are stored as one state."""
     token_bytes: int = 0
     """Bytes of one token in all sliceable layers together."""
     tail_bytes: int = 0
@@ -104,13 +102,12 @@ class Sketch:
         self.facts.measure(self.used.values())
 
     def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Takes the place of the model's forward if the sketch is computed. Returns the logits that are built already,
-        and builds further ones."""
+        """Replaces the model's forward if the sketch is computed: returns logits that are built already, or builds new
+        ones."""
         return self._logits.pop(0) if self._logits else self._forward(tokens, layers)
 
     def _read(self, layers: list[object], *texts: list[int]) -> list[LayerState]:
-        """Builds a forward over each text. Returns the adapters of the layers, and notes the layers that cannot be
-        trusted."""
+        """Builds a forward over each text. Returns the adapters of the layers, and notes untrusted layers."""
         states = [
             adapt(layer, Ledger(), slot not in self.facts.untrusted) for slot, layer in enumerate(flatten(layers))
         ]

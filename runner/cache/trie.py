@@ -27,12 +27,11 @@ class PrefixTrie:
         """The tick of the latest use of any node."""
         self.changed: set[Node] = set()
         """The nodes, roots included, that were made, removed, touched or unlocked, or that got another edge or other
-        children, since this set was emptied. A change of slots is not noted: slots change only in locked nodes and
-        where a snapshot is live."""
+        children, since this set was emptied. Slots change unnoted, only in locked nodes and where a snapshot is
+        live."""
 
     def root(self, salt: str = "") -> Node:
-        """Returns the root of all prompts with this salt. If the root is new, drops the roots that have no children and
-        no locks."""
+        """Returns the root of all prompts with this salt. If it is new, drops roots without children and locks."""
         if salt not in self.roots:
             self.roots = {name: root for name, root in self.roots.items() if root.children or root.locks}
             self.roots[salt] = Node(keys(()), None)
@@ -102,8 +101,7 @@ class PrefixTrie:
         return upper
 
     def cut(self, path: list[Node], at: int) -> list[Node]:
-        """Returns the path up to a node that ends at `at`, an offset in the last node; splits that node if
-        necessary."""
+        """Returns the path up to a node that ends at `at`, an offset in the last node. Splits that node if needed."""
         last = path[-1]
         return [*path[:-1], self.split(last, at - last.start)] if last.start < at < last.end else path
 
@@ -126,8 +124,8 @@ class PrefixTrie:
         return child
 
     def merge_needless(self, *nodes: Node) -> None:
-        """Merges each node that has exactly one child into the child, unless the node is a checkpoint or has a lock of
-        its own."""
+        """Merges each node with exactly one child into the child, unless it is a checkpoint or has a lock of its
+        own."""
         for node in nodes:
             child = node.only_child()
             if child is not None and not node.checkpoint and node.locks == child.locks:

@@ -1,12 +1,10 @@
-"""The trie cache: keeps many conversations, stores common prefixes once, and resumes each conversation at the last
-possible token.
+"""The trie cache: keeps many conversations, stores common prefixes once, and resumes each at the last possible token.
 
 Every open session runs on layers of its own; the trie's nodes on the session's path are views into the buffers of these
 layers. Between sessions the conversation that ran last keeps its layers. Earlier conversations keep theirs, too, up to
 the largest number of sessions that were open together. When another conversation needs such buffers, the cache copies
 out the snapshots that would be overwritten (page out), and moves stored snapshots in (page in). If sessions never run
-together, the bytes of each token exist once. Sequences of layers that exist together each hold a copy of their shared
-prefix.
+together, the bytes of each token exist once. Sequences that exist together each hold a copy of their prefix.
 
 Invariants: the invariants in `sequences.py`; and the ledger counts exactly the snapshots in the trie.
 """
@@ -138,8 +136,7 @@ class TrieCache:
         return session
 
     def _match(self, root: Node, tokens: Tokens) -> tuple[list[Node], int, int]:
-        """Returns the path along a prompt, the number of matched tokens, and the number of these that need not be
-        computed."""
+        """Returns the path along a prompt, the number of matched tokens, and the number of these not to compute."""
         path, matched = self.trie.match(root, tokens)
         # The last token is always evaluated again: the first logits come from it.
         branch = min(matched, len(tokens) - 1)
@@ -148,8 +145,7 @@ class TrieCache:
         return path, matched, branch
 
     def reusable_tokens(self, tokens: Tokens, salt: str) -> int:
-        """Returns the number of tokens of a prompt that would come from the cache if `begin` were called now. Changes
-        nothing."""
+        """Returns the number of tokens of a prompt that the cache would supply to `begin` now. Changes nothing."""
         path, _, branch = self._match(self.trie.root(salt), tokens)
         sequence, end = self.sequences.choose(path, branch)
         shared = resume.shared_tokens(path, branch, end)
@@ -294,8 +290,8 @@ class TrieCache:
             self._enforce_with_spare()
 
     def _enforce_with_spare(self) -> None:
-        """Enforces the budget, and frees more than needed if something has to be freed: otherwise a decode would evict
-        something every few tokens."""
+        """Enforces the budget. If anything is freed, frees more than needed: a decode must not evict every few
+        tokens."""
         self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
     def enforce_budget(self, spare: int = 0) -> None:

@@ -35,8 +35,8 @@ BITS = {8: Bits(8, 8), 6: Bits(6, 6), 5: Bits(6, 4), 4: Bits(5, 3), 3: Bits(4, 2
 
 class HadamardKVCache:
     """A layer cache with rotated and packed keys and values. It replaces mlx-lm's QuantizedKVCache, which has the same
-    bits for keys and values, and makes buffers of a wrong size if the bits do not divide 32. The entry of a token does
-    not depend on other tokens."""
+    bits for keys and values, and makes buffers of a wrong size if the bits do not divide 32. An entry depends on one
+    token only."""
 
     adapter: ClassVar = KVState
 
@@ -107,8 +107,7 @@ def attend(
     bits: Bits,
 ) -> mx.array:
     """Returns the attention of `queries` [B, heads, L, width], in the same shape, to the keys and values of a
-    HadamardKVCache. `mask` is added to the scores [B, heads, L, tokens], or is true for visible tokens, or is
-    "causal"."""
+    HadamardKVCache. `mask` is added to the scores [B, heads, L, tokens], or true for visible tokens, or "causal"."""
     shape, kv_heads = queries.shape, keys[0].shape[1]
     rows = rotated(queries * scale).reshape(shape[0], kv_heads, -1, shape[3])  # queries of all heads that share keys
     scores = mx.quantized_matmul(rows, *keys, transpose=True, group_size=group_size, bits=bits.keys)

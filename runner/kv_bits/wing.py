@@ -51,16 +51,15 @@ class KvBitsWing(Wing):
 
 
 class Format(NamedTuple):
-    """A function that makes the layers of a model, and the salt for their format: an empty text if no layer is
-    quantized."""
+    """A function that makes the layers of a model, and the salt for their format: empty if no layer is quantized."""
 
     make_layers: MakeLayers
     name: str
 
 
 def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
-    """Quantizes every layer of a model that accepts quantized keys and values. Logs the number of these layers, and the
-    reasons for the other layers.
+    """Quantizes every layer of a model that accepts quantized keys and values. Logs their number, and the reasons for
+    the other layers.
 
     `forward` maps token ids [1, L] and a cache list to logits [1, L, V]; `bits` is a key of BITS. Raises the errors of
     the model over plain layers. Owner: the engine thread; call it once, after loading.
@@ -90,7 +89,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 
 
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
-    """Returns `layers`, a fresh cache list, with quantized layers in place of the KVCaches in `groups`, also in
+    """Returns `layers`, a fresh list, with quantized layers in place of the KVCaches in `groups`, also in
     CacheLists."""
     return _replaced(layers, lambda place: HadamardKVCache(groups[place], bits) if place in groups else None)
 
@@ -115,8 +114,7 @@ def _caches(layers: list[object]) -> list[KVCache]:
 
 
 class _Watched(HadamardKVCache):
-    """Adds its place to `used` when a forward uses it. If the forward raises, the last place in `used` is that of the
-    layer that raised."""
+    """Adds its place to `used` when a forward uses it: the last place there is that of a layer that raised."""
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
         super().__init__(group_size, _TRIAL_BITS)

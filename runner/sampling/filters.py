@@ -10,20 +10,18 @@ from functools import cache
 import mlx.core as mx
 
 Mask = bytes
-"""The tokens that a grammar allows, one bit per token: the lowest bit of the first byte is for token 0. A mask forbids
-tokens beyond its end."""
+"""The tokens that a grammar allows, one bit per token; the lowest bit of the first byte is token 0's. Tokens beyond the
+end are forbidden."""
 _BLOCK = 32
 """The number of tokens in a block. Top-k first compares the highest scores of the blocks."""
 _BELOW_ONE = 1 - 2.0**-24
 """A factor that makes every positive float32 smaller."""
 _SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
-"""The longest row that is sorted as a whole. On a CPU, a partition is much faster than a sort; on a GPU it is a
-sort."""
+"""The longest row that is sorted as a whole. On a CPU, a partition is much faster than a sort; a GPU sorts."""
 
 
 def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
-    """Returns `scores` (float32 [B, V]) with -inf for the tokens that the row's mask forbids (lazy). None forbids no
-    token."""
+    """Returns `scores` (float32 [B, V]) with -inf for tokens that the row's mask, if any, forbids (lazy)."""
     vocab_size = scores.shape[-1]
     width = -(-vocab_size // 8)
     rows = [b"\xff" * width if mask is None else mask[:width].ljust(width, b"\0") for mask in masks]

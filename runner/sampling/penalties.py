@@ -19,8 +19,7 @@ class Leaving(NamedTuple):
     ids: mx.array
     """uint32 [B, 1], below the size of the vocabulary"""
     change: mx.array | float
-    """The change of the token's count, float32 [B, 1]: -1, or 0 for a place without a token. A plain -1 is for all
-    rows."""
+    """The change of the token's count, float32 [B, 1]: -1, or 0 for a place without a token. Or -1 for all rows."""
 
 
 class Window:
@@ -75,7 +74,7 @@ class Window:
         return mx.concatenate([rest, *self._recent], axis=1)
 
     def push(self, token: mx.array) -> Leaving | None:
-        """Appends `token`, uint32 [B, 1] (lazy), to the rows. Returns the tokens that leave, or None if places were
+        """Appends `token`, uint32 [B, 1] (lazy), to the rows. Returns the tokens that leave, None if places are
         free."""
         self._recent.append(token)
         if self._free > 0:
@@ -109,8 +108,8 @@ class Penalties:
     """
 
     def __init__(self, options: Sequence[SamplingOptions], counts: mx.array, window: Window | None) -> None:
-        """`options` are each row's, normalised. `counts`, float32 [B, V], are the counts of tokens. Without a window,
-        no token leaves."""
+        """`options` are each row's, normalised; `counts`, float32 [B, V], the tokens'. Without a window no token
+        leaves."""
         self._options = options
         self._counts = counts
         self._window = window

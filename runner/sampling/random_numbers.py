@@ -1,5 +1,4 @@
-"""Random numbers for requests, and draws with them. A random number depends only on the request's seed and the number
-of the draw."""
+"""Random numbers for requests, and draws with them: each depends only on the request's seed and the draw's number."""
 
 from collections.abc import Sequence
 
@@ -8,13 +7,11 @@ import mlx.core as mx
 _64_BITS = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _BLOCK = 64
-"""The random numbers that are made together: a single number needs a dozen operations on the device, and so does a
-block."""
+"""The random numbers made together: a single number needs as many operations on the device as a block, a dozen."""
 
 
 def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.array:
-    """Returns the keys of `count` draws for each seed, from the draw with the number `draws[row]`, which counts from 0,
-    on: uint32 [B, count, 2].
+    """Returns the keys of `count` draws for each seed, from draw number `draws[row]` (from 0) on: uint32 [B, count, 2].
 
     The keys are the results of `mx.random.key` for a SplitMix64 sequence (Steele, Lea and Flood).
     """
@@ -85,8 +82,7 @@ _uniform_of_each = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
 
 
 def draw(weights: mx.array, uniform: mx.array) -> mx.array:
-    """Draws an index into each row of `weights` [B, N], with probabilities in proportion to the weights. Returns the
-    indices [B].
+    """Draws an index [B] from each row of `weights` [B, N], with probabilities in proportion to the weights.
 
     Looks up `uniform` [B, 1] in the cumulative weights. For one row, `mx.random.categorical` does the same with
     log-probabilities, and draws the same token with the same key. It is not used, for three reasons. It would need

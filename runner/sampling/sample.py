@@ -41,8 +41,7 @@ class Details(NamedTuple):
     """The log-probabilities of the alternatives, float32 [A, K]; -inf for tokens that the grammar forbids"""
 
     def read_rows(self) -> list[tuple[float, list[tuple[int, float]]]]:
-        """Returns the log-probability and the alternatives of each row, without forbidden tokens. Waits for the
-        device."""
+        """Returns each row's log-probability and alternatives, without forbidden tokens. Waits for the device."""
         logprobs = cast("list[float]", self.logprob.tolist())
         if self.top_ids is None or self.top_logprobs is None:
             return [(logprob, []) for logprob in logprobs]
@@ -55,8 +54,7 @@ class Details(NamedTuple):
 
 
 class LogprobsRow(NamedTuple):
-    """The log-probabilities of one row: `details`, the index of the row in them, and the number of alternatives to
-    return."""
+    """The log-probabilities of one row: `details`, the row's index in them, and the number of alternatives wanted."""
 
     details: Details
     row: int
@@ -83,8 +81,7 @@ class SampledTokens:
         scores: mx.array | None = None,
     ) -> None:
         """`token`: uint32 [B]. `logprobs`: one entry for each row; empty if no row wants log-probabilities. If the
-        tokens were just drawn, `logits` are the model's logits, float32 [B, V], and `scores` the logits with their
-        masks.
+        tokens were just drawn, `logits` are the model's, float32 [B, V], and `scores` the logits with masks.
 
         A row is from numbers if no logit is NaN or infinity and the chosen score is not -inf; other logits may be -inf.
         A sum shows every NaN on every device; `max` and `argmax` ignore NaN on some devices. The sum takes little time
@@ -148,8 +145,7 @@ def log_probabilities(logits: mx.array) -> mx.array:
 def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first.
 
-    0 < k <= V. Equally probable tokens come in the order of their ids, so the first is the token that greedy decoding
-    chooses.
+    0 < k <= V. Equally probable tokens are in the order of their ids, so the first is the token of greedy decoding.
     """
     keys = sort_keys(mx.abs(log_probs), mx.arange(log_probs.shape[-1], dtype=mx.uint64))
     if k < keys.shape[-1]:
@@ -159,8 +155,7 @@ def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 
 def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> LogprobsRow:
-    """Returns the log-probabilities of the candidates, by the raw logits [1, V], in place of those of the most probable
-    tokens."""
+    """Returns log-probabilities by the raw logits [1, V]: the candidates' in place of the most probable tokens'."""
     log_probs = log_probabilities(logits)
     ids = mx.array([candidates], dtype=mx.uint32)
     values = mx.take_along_axis(log_probs, ids, axis=-1)

@@ -144,8 +144,8 @@ class Sampler:
     """The sampler of one request: called once for each token, in order. Owner: the engine thread.
 
     The order is fixed (docs/internals/wire.md, 4): the mask of the grammar; penalties; argmax if the temperature is 0;
-    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call is part of the history for the next
-    call, even before it is read.
+    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call belongs to the history of the next,
+    even unread.
     """
 
     def __init__(
@@ -161,16 +161,14 @@ class Sampler:
         processes draw each token, `broadcast` returns the token that counts."""
         self.vocab_size = vocab_size
         self.options = options.normalised(vocab_size, context_length)
-        """The normalised options, with the random seed if the request had none: from them an equal sampler can be
-        made."""
+        """The normalised options, with the random seed if the request had none: they make an equal sampler."""
         penalties = None
         if self.options.repeat_last_n > 0:
             penalties = Penalties.of_request(self.options, [*prompt, *generated], vocab_size, context_length)
         self._rows: SamplerRows | None = SamplerRows([self.options], [len(generated)], penalties, vocab_size, broadcast)
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> SampledTokens:
-        """Returns the next token for `logits` [1, V] of any float type. If there is a mask, it allows the token. Lazy:
-        evaluates nothing."""
+        """Returns the next token for `logits` [1, V] of any float type. A mask, if given, allows this token. Lazy."""
         logits, scores = _with_masks(logits, masks)
         token = self._own()(scores)
         if self.options.candidates:
@@ -216,8 +214,7 @@ class Sampler:
 
 
 class _Kinds:
-    """The rows of several requests. Rows of one kind share one computation, so the time of a step grows with the number
-    of kinds."""
+    """The rows of several requests. Rows of one kind share one computation, so a step's time grows with the kinds."""
 
     def __init__(self, rows: Sequence[SamplerRows]) -> None:
         """`rows` are the states of all requests, one row each. They must not be used afterwards."""
@@ -239,8 +236,7 @@ class _Kinds:
 
 def preview_draws(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
     """Returns a function that draws the tokens of the samplers' next calls from copies of their states, which it
-    changes. It maps logits [B, V] of any float type to tokens, uint32 [B]. The samplers do not change. Lazy: evaluates
-    nothing."""
+    changes. It maps logits [B, V] of any float type to tokens, uint32 [B]. The samplers do not change. Lazy."""
     kinds = _Kinds([sampler._own().copy() for sampler in samplers])
     return lambda logits: kinds(logits.astype(mx.float32))
 
@@ -277,8 +273,7 @@ class SamplerBatch:
     def release(self) -> None:
         """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.
 
-        Starts the evaluation of the samplers' own copies and does not wait for it. Until it ends, each copy keeps the
-        state of all rows alive.
+        Starts the evaluation of the samplers' own copies, which until its end keep the state of all rows alive.
         """
         copies = []
         for members, rows in zip(self._kinds.members, self._kinds.rows, strict=True):

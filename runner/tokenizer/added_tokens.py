@@ -54,8 +54,8 @@ def configured_tokens(
     Ids come from `known`, then from `added_tokens_decoder` in `tokenizer_config.json`, whose flags replace those of
     `known`, then from `added_tokens.json`. A special token may be named without an id: by `tokenizer_config.json`, or
     by `special_tokens_map.json` if there is no `added_tokens_decoder`. Such a token gets the id of the piece with the
-    same text, which `piece_id` returns, or else the next free id. If the model has no embedding for that id, the token
-    stays text.
+    same text, which `piece_id` returns, or else the next free id. Without an embedding for this id, the token stays
+    text.
 
     Raises ModelError if a file has an unexpected shape. The message names the file.
     """
@@ -90,16 +90,15 @@ def configured_tokens(
 
 
 def special_config(config: JsonObject, older: JsonObject) -> JsonObject:
-    """Returns `config`, the content of `tokenizer_config.json`. If it has no `added_tokens_decoder`, the fields of
-    `older`, the content of `special_tokens_map.json`, replace its fields: older releases of transformers wrote both
-    files."""
+    """Returns `config`, the content of `tokenizer_config.json`. Without an `added_tokens_decoder` in it, the fields of
+    `older`, of `special_tokens_map.json`, replace its fields: older releases of transformers wrote both."""
     return config if _TABLE in config else {**config, **older}
 
 
 def without_broken(files: Files, *, is_directory: bool) -> Files:
     """Returns `files` without broken files that the model's own program ignores: Ollama never reads `added_tokens.json`
     and `special_tokens_map.json`, transformers only without an `added_tokens_decoder`. The log names each of them.
-    Raises ModelError if another one of these two is broken."""
+    Raises ModelError if a broken file is read."""
     broken = set[str]()
     for name, read in ((_ADDED, _older_ids), (_MAP, partial(read_object, name=_MAP))):
         try:

@@ -5,8 +5,8 @@ Invariants:
 1. The delivered text is the decoded text up to the beginning of the first stop string in it. 2. The detokenizer holds
 only an incomplete character and the longest end of the text that is the beginning of a stop string: at most three bytes
 and `max(len(stop)) - 1` characters. 3. The entry of a token is delivered once, with the last character that the token
-completed. Entries of tokens that complete no character wait for the next character or the end. Entries of tokens after
-a stop string are dropped.
+completed. Entries of tokens that complete no character wait for the next character or the end. Tokens after a stop
+string have no entry.
 """
 
 from collections import deque
@@ -18,8 +18,7 @@ from runner.tokenizer.utf8 import Utf8Stream
 
 
 class StopStrings:
-    """The stop strings as one automaton (Aho and Corasick): one step per character for any number and length of
-    strings.
+    """The stop strings as one automaton (Aho and Corasick): one step per character, for any number of strings.
 
     A state stands for the longest end of the text so far that is the beginning of a stop string. Empty stop strings
     match nothing. The construction takes time and space in proportion to the characters in all stop strings. Immutable.

@@ -58,7 +58,7 @@ def parse_model(data: bytes) -> ModelProto:
                 dummy_prefix = _number(message, 3, int(dummy_prefix)) != 0
     except (ValueError, IndexError, KeyError) as error:
         raise _not_a_model(len(data)) from error
-    if not seen.issuperset((_PIECE, _TRAINER, _NORMALIZER)):  # the file has them in this order, and may be cut between two
+    if not seen.issuperset((_PIECE, _TRAINER, _NORMALIZER)):  # in this order; the file may be cut between two
         raise _not_a_model(len(data))
     return ModelProto(algorithm, dummy_prefix, marked)
 
@@ -73,8 +73,7 @@ def without_dummy_prefix(data: bytes) -> bytes:
 
 
 def _is_ordinary(message: bytes) -> bool:
-    """Returns True for a piece with a text, a score and no type. Saves parsing most pieces, of which a model may have
-    256,000."""
+    """Returns True for a piece with a text, a score and no type. Saves parsing most of up to 256,000 pieces."""
     end = message[1] + 2 if len(message) > 1 else 0
     return message[0:1] == _TEXT_KEY and len(message) == end + 5 < 0x80 and message[end] == _SCORE_KEY
 

@@ -107,8 +107,7 @@ class Tokenizer:
         return self._backend.encode(_without_surrogates(text))
 
     def encode_parts(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """Encodes a text of any length, given in pieces. Yields the ids of its parts, of at most `PART_CHARACTERS`
-        each.
+        """Encodes a text of any length, given in pieces. Yields the ids of parts of at most `PART_CHARACTERS`.
 
         Encoding the whole text in one call would need a hundred times the memory of the text, and block a thread until
         the end. Parts end after a line if possible. A token that would span two parts is replaced by other tokens.
@@ -165,8 +164,7 @@ class Tokenizer:
         return max((len(piece.encode(errors="replace")) for piece in chain(self._backend.pieces, added)), default=0)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that the token adds to the output, often a part of a character; no bytes for an unknown
-        id."""
+        """Returns the bytes that the token adds to the output, often part of a character; none for an unknown id."""
         data = self._bytes.get(token_id)
         if data is None:
             data = self._bytes[token_id] = self._backend.token_bytes(token_id)
@@ -183,8 +181,7 @@ class Tokenizer:
 def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
     """Opens the model's `tokenizer.json`, or else its `tokenizer.model`. BOS and EOS come from the configs beside it.
 
-    `merge_eos` is for a model in a directory (see `resolve_special_ids`). Without it, the rules of Ollama's store
-    apply.
+    `merge_eos` is for a model in a directory (see `resolve_special_ids`). Otherwise Ollama's rules apply.
 
     Raises ModelError if neither file exists, or if a file is broken. The message names the file.
     """
@@ -209,7 +206,7 @@ def _open_backend(files: Files, *, is_directory: bool) -> Backend:
 
 def _end_of_part(text: str, start: int) -> int:
     """Returns the end of the part that begins at `start`: after its last line break that no white space follows, if
-    there is such a line break."""
+    any."""
     end = start + PART_CHARACTERS
     at = text.rfind("\n", start, end)
     while at >= 0 and text[at + 1].isspace():

@@ -163,8 +163,7 @@ class _Document(msgspec.Struct, frozen=True):
 
     @property
     def needs_repair(self) -> bool:
-        """True if the library would refuse the file: it needs all fields of every added token, and no `null` as a
-        type."""
+        """True if the library would refuse the file: it accepts no missing flag and no `null` as the model's type."""
         entries = self.added_tokens
         return self.model.type is None or entries is None or any(None in astuple(entry) for entry in entries)
 
@@ -182,8 +181,7 @@ def _parsed(data: bytes) -> _Document:
 
 
 def _repaired(data: bytes) -> bytes:
-    """Returns `tokenizer.json` without added tokens, and without a model type that is `null`. Copies the rest
-    unparsed."""
+    """Returns `tokenizer.json` without added tokens and without a model type `null`. Copies the rest unparsed."""
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     whole["added_tokens"] = msgspec.Raw(b"[]")
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])

@@ -63,8 +63,7 @@ def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
-    """Returns the generic adapter for the layer of `state`, which has seen `offset` tokens and counts something
-    else."""
+    """Returns the generic adapter for the layer of `state`, which counts other things than its `offset` tokens."""
     generic = GenericState(state.layer, state.ledger)
     generic.fresh, generic.offset = state.fresh, offset
     return generic

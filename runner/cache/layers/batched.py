@@ -1,5 +1,4 @@
-"""Layers for several rows in one forward: keys and values in `KVRows`, recurrent states in an ArraysCache of several
-rows."""
+"""Layers for several rows in one forward: `KVRows` with keys and values, and ArraysCaches with recurrent states."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,8 +48,8 @@ class BatchedLayers:
     """The layers of several rows that decode in one forward. They are copies: the rows' own layers do not change.
 
     Every change is evaluated immediately, a few layers after the other. So it needs room for the batch, for a 32nd of
-    the batch or 16 MB, and for copies of the rows that join. If a change raises, the batch must not be used any more.
-    Owner: the engine thread.
+    the batch or 16 MB, and for copies of the rows that join. After a change has raised, the batch is unusable. Owner:
+    the engine thread.
     """
 
     layers: list[object]
@@ -142,13 +141,11 @@ class BatchedLayers:
 
     @property
     def may_accept(self) -> bool:
-        """True if each row can stand after any token of the round whose forward was built; otherwise all must go
-        back."""
+        """True if each row can stand after any token of the last round; otherwise all rows must go back."""
         return all(reads.known for _, reads in self._reads)
 
     def accept(self, counts: Sequence[int]) -> None:
-        """Ends a round. `counts` has the number of its tokens after which each row stands. Raises ValueError if a row
-        cannot."""
+        """Ends a round: each row stands after its number of tokens in `counts`. Raises ValueError if a row cannot."""
         for cache, before in self._marks:
             cache.stand([length + count for length, count in zip(before, counts, strict=True)])
         for arrays, reads in self._reads:
@@ -177,7 +174,7 @@ class BatchedLayers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers, including padding and room for later tokens."""
+        """Bytes of the buffers, with padding and room for later tokens."""
         return sum(array.nbytes for cache in self.caches for array in arrays_of(cache))
 
     @property

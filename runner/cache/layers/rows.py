@@ -40,8 +40,7 @@ class KVRows:
 
     The entry of token p of a row is in column (p + shift) of the buffers. At first all rows end in the same column, so
     that a forward over one token of each row writes one column. Once rows have gone back by different numbers of
-    tokens, each row writes at its own end. New buffers are made when half of the columns in use lie before the first
-    tokens of all rows.
+    tokens, each row writes at its own end. New buffers are made when half of the used columns lie before all tokens.
 
     The buffers may have spare rows. If a row leaves, the last row moves to its place, and the next new row takes the
     last place: no other row moves. If buffers grow or shrink, each entry stays in its column, so that layers need not
@@ -68,7 +67,7 @@ class KVRows:
         """The number of tokens that each row has seen."""
         self._shifts: list[int] = []
         self.spare = 0
-        """The number of tokens by which rows may go back after several forwards over one token each."""
+        """The number of tokens by which rows may go back, after forwards over one token each."""
         self.places = Places()
         """The object that all layers of a batch share."""
         self.window = window
@@ -90,8 +89,7 @@ class KVRows:
         causal: bool = True,
     ) -> mx.array:
         """Returns a mask of the columns that each of the next `N` tokens may look at, bool [B, 1, N, columns]. Unless
-        `causal`, a token may also look at later tokens among these. The smaller of `window_size` and the window
-        counts."""
+        `causal`, a token may also look at later tokens among these. The window also limits `window_size`."""
         self._make_room(N)
         windows = [size for size in (window_size, self.window) if size]
         return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
@@ -141,8 +139,7 @@ class KVRows:
         return keys, values
 
     def visible(self) -> mx.array:
-        """Returns a mask of the columns of `keys_and_values` that the last token of each row may look at, bool [B, 1,
-        1, columns]."""
+        """Returns a mask of the columns that the last token of each row may look at, bool [B, 1, 1, columns]."""
         return self._seen_from(mx.array([-1]), 0, self.window)
 
     def stand(self, lengths: Sequence[int]) -> None:
@@ -195,8 +192,7 @@ class KVRows:
         self.stand(lengths)
 
     def has_room(self, rows: int, tokens: int) -> bool:
-        """Returns True if there is room for `rows` rows of at most `tokens` tokens, and for the next tokens of all
-        rows."""
+        """Returns True if there is room for `rows` rows of at most `tokens` tokens, and for the next tokens of each."""
         has_columns = self.window is not None or max(tokens, self._end() + _AHEAD) <= self._columns
         return has_columns and rows <= self._buffers[0].shape[0]
 
@@ -249,8 +245,7 @@ class KVRows:
             buffer[row] = 0
 
     def wipe_columns(self, count: int) -> None:
-        """Writes zeros into the `count` columns after the end of each row, over the tokens by which the row has gone
-        back."""
+        """Writes zeros over the last `count` tokens by which each row has gone back."""
         lengths = self.lengths
         keys, values = (mx.zeros((len(lengths), x.shape[1], count, x.shape[3]), x.dtype) for x in self._buffers)
         self.update_and_fetch(keys, values)
@@ -285,8 +280,8 @@ class KVRows:
 
     def _most_columns(self, count: int) -> int | None:
         """Returns the number of columns that a window needs in a forward over `count` tokens; None without a window. It
-        is one more than a token may look at: so every mask shows where a row's oldest entry is, and kernels begin their
-        sums there."""
+        is one more than a token may look at: so every mask shows a row's oldest entry, where kernels begin their
+        sums."""
         return None if self.window is None else self.window + max(self.spare, count)
 
     def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:

@@ -1,5 +1,4 @@
-"""The reads of recurrent layers in a round. With them, such layers can stand after any token of the round without
-another forward.
+"""The reads of recurrent layers in a round: they let a layer stand after any token of it without another forward.
 
 A recurrent layer has two kinds of states. The state of a *scan* is computed from the state before the scan and the rows
 that the scan reads. So a scan over the first n rows gives the state after n tokens: one small operation a layer. The
@@ -34,8 +33,8 @@ SCANS = {
     ),
 }
 """By the name of a scan of mlx-lm: the parameters that have a row for each token, on axis 1, and the modules that call
-this scan. A scan returns its output and the state after the last row; its parameter `state` is the state before the
-first row."""
+this scan. A scan returns its output and the state after the last row; its parameter `state` is that before the
+first."""
 
 
 class _Scan(NamedTuple):
@@ -51,8 +50,8 @@ class _Scan(NamedTuple):
         return inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
 
     def state_after(self, count: int, of: mx.array | None) -> mx.array:
-        """Returns the state after the first `count` rows (lazy), for the texts with the indices `of`, or for all if it
-        is None."""
+        """Returns the state after the first `count` rows (lazy), for the texts with the indices `of`; None stands for
+        all."""
         arguments = self.arguments()
         for name in ("state", *self.rows):
             if isinstance(value := arguments.get(name), mx.array):
@@ -66,8 +65,7 @@ StateAfter = Callable[[int, mx.array | None], mx.array]
 
 
 class StateRecorder:
-    """Records the calls of the replaced functions in one forward. Holds every array whose id is recorded, so that ids
-    stay unique."""
+    """Records the calls of the replaced functions in one forward. Holds every array whose id it knows."""
 
     def __init__(self, states: Sequence[mx.array]) -> None:
         """`states` are the states of all layers before the round."""

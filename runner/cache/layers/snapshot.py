@@ -8,8 +8,7 @@ import mlx.core as mx
 from runner.cache.layer_interface import Snapshot
 
 Buffers = list[mx.array]
-"""Keys, then values, each [B, H, L, D] with L tokens. If they are quantized: three arrays for the keys, then three for
-the values."""
+"""Keys, then values, each [B, H, L, D] with L tokens. If quantized: three arrays of keys, then three of values."""
 TOGETHER_BYTES = 1 << 20
 """The bytes of copies that are worth an evaluation: for fewer, the overhead is longer than the copying."""
 
@@ -49,8 +48,8 @@ class Ledger:
 
     def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned:
         """Adds pending copies for a snapshot, and returns them as its content. Small copies are evaluated later,
-        together, since every evaluation has an overhead. Large copies are evaluated immediately, since their sources
-        take room until then.
+        together: each evaluation has an overhead. Large copies are evaluated immediately, since their sources take room
+        until then.
 
         The ledger holds the `sources`: otherwise MLX would reuse their buffers and not copy them.
         """
@@ -99,8 +98,8 @@ class LayerSnapshot(Snapshot):
         needs: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """Makes a snapshot that is live in `owner`, or has the bytes in `owned` if `owner` is None. `needs` returns the
-        first token that a layer with a tail must hold at an offset. It must not refer to the layer, which the snapshot
-        may outlive."""
+        first token that a layer with a tail must hold at an offset. It must not refer to the layer: snapshots may
+        outlive it."""
         self.start = start
         self.stop = stop
         self.owner: SnapshotOwner | None = None
@@ -185,13 +184,11 @@ class SliceSnapshot(LayerSnapshot):
         return [x[..., low:high, :] for x in self.owned.arrays]
 
     def _like(self, start: int, stop: int, owned: Owned | None) -> "SliceSnapshot":
-        """Returns a snapshot of the same class, with the bytes in `owned`, or live in the same layer if that is
-        None."""
+        """Returns a snapshot of the same class, with the bytes in `owned`, or live in the same layer."""
         return type(self)(start, stop, None if owned else self.owner, self._ledger, owned, self._needs)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
-        """Returns a snapshot of the tokens of `first` from `start` on and of this one. The two may overlap. Uses up
-        both."""
+        """Joins `first`, from the token `start` on, and this snapshot. The two may overlap. Uses up both."""
         if not isinstance(first, type(self)) or not start < self.start <= first.stop:
             raise ValueError(f"tokens {first.start}..{first.stop} and {self.start}..{self.stop} do not meet")
         owned = None
@@ -209,8 +206,7 @@ class SliceSnapshot(LayerSnapshot):
 
 
 class TailSnapshot(SliceSnapshot):
-    """Entries of a layer with a tail: of the last tokens of an edge, and at most those that the layer needs at
-    `stop`."""
+    """Entries of a layer with a tail: the last tokens of an edge, at most as many as the layer needs at `stop`."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)

@@ -137,8 +137,8 @@ Attributes = dict[str, object]
 
 
 class GenericState(CountedState):
-    """A layer of any other class: all its attributes are one state. The adapter does not rely on the methods of such a
-    class, and never calls them."""
+    """A layer of any other class: all its attributes are one state. The adapter never calls the methods of such a
+    class."""
 
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))
@@ -148,8 +148,7 @@ class GenericState(CountedState):
         return vars(self.layer)
 
     def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
-        """Returns a deep copy of the attributes whose arrays own their bytes: `copy.deepcopy` alone shares the
-        buffers."""
+        """Returns a deep copy whose arrays own their bytes: arrays from `copy.deepcopy` alone share the buffers."""
         attributes = vars(self.layer)
         owned = {id(array): own(array) for array in gather(attributes, set())}
         arrays = list(owned.values())
@@ -160,8 +159,7 @@ class GenericState(CountedState):
 
 
 def gather(value: object, seen: set[int]) -> Iterator[mx.array]:
-    """Yields every array inside `value`, its containers and its objects, once. Skips objects whose ids are in
-    `seen`."""
+    """Yields every array inside `value`, its containers and its objects, once. Skips the ids in `seen`."""
     if id(value) in seen:
         return
     seen.add(id(value))
