@@ -34,11 +34,9 @@ def make_cache(
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
 ) -> PrefixCache:
-    """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
-
-    `budget_bytes` limits what the trie keeps between requests. `turn_tokens` are the special tokens around messages,
-    where prompts often diverge. Raises ValueError for an unknown kind.
-    """
+    """Returns a cache of a kind in CACHE_KINDS, over the layers of one model. `budget_bytes` limits what the trie keeps
+    between requests. `turn_tokens` are the special tokens around messages, where prompts often diverge. Raises
+    ValueError for an unknown kind."""
     if kind == "trie":
         from runner.cache.checkpoints import CheckpointPolicy
         from runner.cache.trie_cache import TrieCache

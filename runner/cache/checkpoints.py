@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 
 class Checkpoint(NamedTuple):
-    """An offset at which the prefill stops. If `keep`, the node there is kept even with only one child."""
+    """An offset at which the prefill stops. If `keep`, the node that ends there is kept even if it has only one
+    child."""
 
     at: int
     keep: bool

@@ -70,11 +70,8 @@ _Place: TypeAlias = tuple[int, int, int, Node]
 
 
 class Eviction:
-    """The nodes of one trie that can be evicted, always in order.
-
-    Nodes of one weight form a line, least recently used first. The order within a line does not change as time passes,
-    so the next victim is the first node of some line.
-    """
+    """The nodes of one trie that can be evicted, always in order. Nodes of one weight form a line, least recently used
+    first. The order within a line does not change as time passes, so the next victim is the first node of some line."""
 
     def __init__(self, trie: PrefixTrie, order: EvictionOrder) -> None:
         self.order = order
@@ -92,7 +89,7 @@ class Eviction:
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
         """Yields the victims one after the other, except locked nodes and `spared`. Remove or merge each victim before
-        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and one node per
+        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and one per
         weight."""
         self.refresh()
         while True:

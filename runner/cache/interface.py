@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 class PrefixCache(Protocol):
-    """Reuses the layers' work for earlier prompts, within a budget.
-
-    A cache that is not `concurrent` has no budget. The bodies of the methods below serve such a cache.
-    """
+    """Reuses the layers' work for earlier prompts, within a budget. A cache that is not `concurrent` has no budget. The
+    bodies of the methods below serve such a cache."""
 
     concurrent: bool = False
     """True if several sessions can be open at the same time, each over layers of its own."""
@@ -35,7 +33,8 @@ class PrefixCache(Protocol):
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> "Session":
         """Opens a session for a prompt; copies `tokens`. `first` is the first token of the answer, if it is known: the
-        session keeps this token only if little of the prompt is left to compute. Different salts share nothing.
+        session keeps this token only if little of the prompt is left to compute. Prompts with different salts share
+        nothing.
 
         Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
         concurrent. The cache does not change then.
@@ -43,7 +42,8 @@ class PrefixCache(Protocol):
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
         """Returns True if an open session is about to compute more of this prompt than is cached. That session then
-        stores the shared prefix: call again after each of the session's forwards, and `begin` after False."""
+        stores the shared prefix: call this again after each of the session's forwards, and call `begin` once the result
+        is False."""
         return False
 
     def detach(self) -> None:
@@ -53,8 +53,8 @@ class PrefixCache(Protocol):
         """Returns the approximate bytes of the layers of a session with `tokens` tokens."""
 
     def admits(self, tokens: int) -> bool:  # noqa: ARG002
-        """Returns True if a session of `tokens` tokens fits into the budget beside the open sessions, or if none is
-        open."""
+        """Returns True if a session of `tokens` tokens fits into the budget beside the open sessions. The first session
+        always fits."""
         return True
 
     def allows(self, nbytes: int) -> bool:  # noqa: ARG002

@@ -17,11 +17,9 @@ def keys(tokens: Iterable[int]) -> Tokens:
 
 
 def common_prefix(a: AnyTokens, b: AnyTokens) -> int:
-    """Returns the number of tokens at the start that `a` and `b` have in common.
-
-    Compares slices, since the interpreter needs only about 10 ns for a token of a slice: first blocks from the front,
-    then halves of the first block that differs.
-    """
+    """Returns the number of tokens at the start that `a` and `b` have in common. Compares slices, since the interpreter
+    needs only about 10 ns for a token of a slice: first blocks from the front, then halves of the first block that
+    differs."""
     end = min(len(a), len(b))
     low = 0
     while low < end and a[low : low + _BLOCK] == b[low : low + _BLOCK]:

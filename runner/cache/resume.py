@@ -2,7 +2,8 @@
 
 A layer can stand at an offset if it can rewind to this offset, or if the nodes hold, without a gap, the tokens that the
 layer needs there. A sliceable layer needs all tokens after the common prefix of its buffers and the path; a layer with
-a tail needs the last tokens; any other layer needs a state. The offset is found before any layer moves.
+a tail needs the last tokens; any other layer needs a state. The offset is found before any layer moves, so that no
+layer has to move back.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,11 +23,9 @@ def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:
 
 
 def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int, shared: int) -> tuple[int, Miss]:
-    """Returns the largest offset up to `matched` at which every layer can stand, and the reason if it is less.
-
-    `path` leads from a root along the matched tokens; its last node may extend beyond these tokens. The layers hold the
-    first `shared` tokens of the path already.
-    """
+    """Returns the largest offset up to `matched` at which every layer can stand, and the reason if it is less. `path`
+    leads from a root along the matched tokens; its last node may extend beyond these tokens. The layers hold the first
+    `shared` tokens of the path already."""
     why = Miss.NONE
     for count in range(len(path), 0, -1):
         way, at = path[:count], min(matched, path[count - 1].end)
@@ -76,11 +75,9 @@ def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes
 
 
 def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
-    """Stores snapshots of a node's tokens in the node. The layers must have seen these tokens.
-
-    Of sliceable layers, live snapshots replace stored ones. A layer that is not sliceable adds a snapshot only if it
-    stands at the end of the node, and without the tokens that ancestors of the node hold.
-    """
+    """Stores snapshots of a node's tokens in the node. The layers must have seen these tokens. Of sliceable layers,
+    live snapshots replace stored ones. A layer that is not sliceable adds a snapshot only if it stands at the end of
+    the node, and without the tokens that ancestors of the node hold."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)

@@ -46,10 +46,8 @@ class SequenceMark(NamedTuple):
 
 
 class SequenceLayers:
-    """The cache list of a model, and the adapter of every layer in this list.
-
-    Between forwards all layers that the model uses stand at one offset.
-    """
+    """The cache list of a model, and the adapter of every layer in this list. Between forwards all layers that the
+    model uses stand at one offset."""
 
     def __init__(self, facts: LayerFacts, totals: Totals | None = None) -> None:
         """Makes fresh layers. The sequences of one cache share `totals`."""

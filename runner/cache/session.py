@@ -42,7 +42,8 @@ class Session:
             ...                                 # False: it stands where it did; compute these m once more
 
     Until `accept` the position of the session stays as it was before the round. To compute several known tokens once
-    more, use a round, too; it may have further drafts after these tokens. Record right drafts before or after `accept`.
+    more, use a round, too; it may have further drafts after these tokens. Drafts that are right may be recorded before
+    or after `accept`.
     """
 
     def __init__(
@@ -104,11 +105,9 @@ class Session:
 
     @contextmanager
     def forward(self, count: int) -> Iterator[None]:
-        """Surrounds the call of the model over the next `count` tokens, and no other code that may raise.
-
-        MLX is lazy: the evaluation may be inside the block or after it. If the block raises, the layers may stand at
-        different offsets; `close` then keeps nothing of them.
-        """
+        """Surrounds the call of the model over the next `count` tokens, and no other code that may raise. MLX is lazy:
+        the evaluation may be inside the block or after it. If the block raises, the layers may stand at different
+        offsets; `close` then keeps nothing of them."""
         if not self._ready or self.failed:
             raise RuntimeError(_NOT_READY)
         self.failed = self.cache_invalid = True
@@ -149,11 +148,9 @@ class Session:
             self.forget_first()
 
     def close(self) -> None:
-        """Ends the session. Call it in a `finally`; a second call does nothing.
-
-        Rewinds all layers to the last offset that is both recorded and seen, and stores the tokens up to there, or
-        fewer if a layer cannot rewind. If the session has `failed`, logs this and frees what may be wrong.
-        """
+        """Ends the session. Call it in a `finally`; a second call does nothing. Rewinds all layers to the last offset
+        that is both recorded and seen, and stores the tokens up to there, or fewer if a layer cannot rewind. If the
+        session has `failed`, logs this and frees what may be wrong."""
         end, self._end = self._end, None
         if end is None:
             return
@@ -201,9 +198,7 @@ class Session:
     def accept(self, count: int) -> bool:
         """Ends a round whose first `count` tokens are right. Returns True if the session now stands after these tokens,
         as if they had been computed one by one; False if a layer cannot, and the session is back where the round began.
-
-        Raises RuntimeError if there is no round to end, and ValueError if the round has fewer than `count` tokens.
-        """
+        Raises RuntimeError if there is no round to end, and ValueError if the round has fewer than `count` tokens."""
         mark = self._mark
         if mark is None:
             raise RuntimeError("no round to accept")

@@ -21,10 +21,8 @@ _TOKENS, _MORE = 16, 512
 @dataclass(eq=False)
 class LayerFacts:
     """The function that makes the layers of a model, and the facts about them. A slot is a layer's index in `flatten`.
-
     All caches of a model share one object. Requests change it in two ways: tails and states may take more bytes than
-    before, and `correct` notes facts that a sketch could not show.
-    """
+    before, and `correct` notes facts that a sketch could not show."""
 
     make: MakeLayers
     """Returns the layers of a new sequence."""

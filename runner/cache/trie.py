@@ -27,8 +27,8 @@ class PrefixTrie:
         """The tick of the latest use of any node."""
         self.changed: set[Node] = set()
         """The nodes, roots included, that were made, removed, touched or unlocked, or that got another edge or other
-        children, since this set was emptied. Slots change unnoted, only in locked nodes and where a snapshot is
-        live."""
+        children, since this set was emptied. Changes of slots are not noted: slots change only in locked nodes and
+        where a snapshot is live."""
 
     def root(self, salt: str = "") -> Node:
         """Returns the root of all prompts with this salt. If it is new, drops roots without children and locks."""

@@ -290,8 +290,8 @@ class TrieCache:
             self._enforce_with_spare()
 
     def _enforce_with_spare(self) -> None:
-        """Enforces the budget. If anything is freed, frees more than needed: a decode must not evict every few
-        tokens."""
+        """Enforces the budget. If anything is freed, frees more than needed, so that a decode does not evict something
+        every few tokens."""
         self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
     def enforce_budget(self, spare: int = 0) -> None:

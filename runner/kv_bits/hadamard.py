@@ -34,9 +34,8 @@ BITS = {8: Bits(8, 8), 6: Bits(6, 6), 5: Bits(6, 4), 4: Bits(5, 3), 3: Bits(4, 2
 
 
 class HadamardKVCache:
-    """A layer cache with rotated and packed keys and values. It replaces mlx-lm's QuantizedKVCache, which has the same
-    bits for keys and values, and makes buffers of a wrong size if the bits do not divide 32. An entry depends on one
-    token only."""
+    """A layer cache with rotated and packed keys and values. It replaces mlx-lm's QuantizedKVCache, which has equal
+    bits for both, and buffers of a wrong size if the bits do not divide 32. Each entry depends on one token."""
 
     adapter: ClassVar = KVState
 

@@ -58,8 +58,7 @@ class Format(NamedTuple):
 
 
 def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
-    """Quantizes every layer of a model that accepts quantized keys and values. Logs their number, and the reasons for
-    the other layers.
+    """Quantizes the layers of a model that accept this. Logs their number, and the reasons for the other layers.
 
     `forward` maps token ids [1, L] and a cache list to logits [1, L, V]; `bits` is a key of BITS. Raises the errors of
     the model over plain layers. Owner: the engine thread; call it once, after loading.
@@ -89,8 +88,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 
 
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
-    """Returns `layers`, a fresh list, with quantized layers in place of the KVCaches in `groups`, also in
-    CacheLists."""
+    """Returns `layers`, a fresh list, with quantized layers for the KVCaches in `groups`, also in CacheLists."""
     return _replaced(layers, lambda place: HadamardKVCache(groups[place], bits) if place in groups else None)
 
 

@@ -10,8 +10,8 @@ from functools import cache
 import mlx.core as mx
 
 Mask = bytes
-"""The tokens that a grammar allows, one bit per token; the lowest bit of the first byte is token 0's. Tokens beyond the
-end are forbidden."""
+"""The tokens that a grammar allows, one bit per token; the lowest bit of the first byte is for token 0. A mask forbids
+tokens beyond its end."""
 _BLOCK = 32
 """The number of tokens in a block. Top-k first compares the highest scores of the blocks."""
 _BELOW_ONE = 1 - 2.0**-24
@@ -21,7 +21,8 @@ _SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
 
 
 def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
-    """Returns `scores` (float32 [B, V]) with -inf for tokens that the row's mask, if any, forbids (lazy)."""
+    """Returns `scores` (float32 [B, V]) with -inf for the tokens that the mask of the row forbids (lazy). A mask of
+    None forbids no token."""
     vocab_size = scores.shape[-1]
     width = -(-vocab_size // 8)
     rows = [b"\xff" * width if mask is None else mask[:width].ljust(width, b"\0") for mask in masks]
@@ -32,9 +33,7 @@ def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
 @cache
 def _scores_of_bytes() -> mx.array:
     """Returns, for each byte of a mask, the numbers that its bits add to the scores of their tokens, float32 [256, 8].
-
-    With this table, a gather expands a mask in one operation; shifts and comparisons would need five.
-    """
+    With this table, a gather expands a mask in one operation; shifts and comparisons would need five."""
     return mx.array([[0.0 if byte >> bit & 1 else -mx.inf for bit in range(8)] for byte in range(256)])
 
 
@@ -122,10 +121,8 @@ class TopP:
 
 
 def min_p(weights: mx.array, p: mx.array) -> mx.array:
-    """Returns `weights` [B, n] with 0 for tokens less probable than p times the most probable token.
-
-    0 <= p <= 1, float32 [B, 1]; 0 keeps every token.
-    """
+    """Returns `weights` [B, n] with 0 for tokens less probable than p times the most probable token. 0 <= p <= 1,
+    float32 [B, 1]; 0 keeps every token."""
     return weights * (weights >= p)
 
 

@@ -15,9 +15,8 @@ _LARGEST_PENALTY = 2.0**100
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling options of one request, as the client sends them: a missing option is zero, and zero means off.
-
-    `repeat_last_n` is in tokens; a negative value means the context length. A missing or negative `seed` is random.
-    """
+    `repeat_last_n` is in tokens; a negative value stands for the context length. A missing or negative `seed` stands
+    for a random seed."""
 
     temperature: float = 0.0
     top_k: int = 0

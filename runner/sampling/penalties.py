@@ -19,7 +19,8 @@ class Leaving(NamedTuple):
     ids: mx.array
     """uint32 [B, 1], below the size of the vocabulary"""
     change: mx.array | float
-    """The change of the token's count, float32 [B, 1]: -1, or 0 for a place without a token. Or -1 for all rows."""
+    """The change of the token's count, float32 [B, 1]: -1, or 0 for a place without a token. The number -1 stands for
+    all rows."""
 
 
 class Window:
@@ -74,7 +75,7 @@ class Window:
         return mx.concatenate([rest, *self._recent], axis=1)
 
     def push(self, token: mx.array) -> Leaving | None:
-        """Appends `token`, uint32 [B, 1] (lazy), to the rows. Returns the tokens that leave, None if places are
+        """Appends `token`, uint32 [B, 1] (lazy), to the rows. Returns the tokens that leave, or None if places were
         free."""
         self._recent.append(token)
         if self._free > 0:
@@ -93,10 +94,8 @@ class Window:
 
 
 def own_rows(array: mx.array) -> list[mx.array]:
-    """Returns each row [1, N] of `array` [B, N] as a copy that keeps no other buffer alive (lazy).
-
-    A slice shares the buffer of its array, and so does `mx.contiguous` of a contiguous array. `mx.array` copies.
-    """
+    """Returns each row [1, N] of `array` [B, N] as a copy that keeps no other buffer alive (lazy). A slice shares the
+    buffer of its array, and so does `mx.contiguous` of a contiguous array. `mx.array` copies."""
     return [mx.array(mx.contiguous(array[row : row + 1])) for row in range(array.shape[0])]
 
 
@@ -108,8 +107,8 @@ class Penalties:
     """
 
     def __init__(self, options: Sequence[SamplingOptions], counts: mx.array, window: Window | None) -> None:
-        """`options` are each row's, normalised; `counts`, float32 [B, V], the tokens'. Without a window no token
-        leaves."""
+        """`options` are the normalised options of each row. `counts`, float32 [B, V], are the counts of the tokens in
+        the windows. Without a window, no token leaves."""
         self._options = options
         self._counts = counts
         self._window = window
@@ -123,10 +122,8 @@ class Penalties:
     def of_request(
         options: SamplingOptions, history: Sequence[int], vocab_size: int, context_length: int
     ) -> "Penalties":
-        """Returns the penalties of one request. `options` are normalised, with repeat_last_n > 0.
-
-        Ids in `history` beyond the vocabulary have a place in the window but no count.
-        """
+        """Returns the penalties of one request. `options` are normalised, with repeat_last_n > 0. Ids in `history`
+        beyond the vocabulary have a place in the window but no count."""
         last_n = options.repeat_last_n
         # A window as long as the context never loses a token, so the order of tokens does not matter.
         window = Window.of_request(history, last_n, vocab_size) if last_n < context_length else None

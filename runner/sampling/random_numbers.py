@@ -12,9 +12,7 @@ _BLOCK = 64
 
 def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.array:
     """Returns the keys of `count` draws for each seed, from draw number `draws[row]` (from 0) on: uint32 [B, count, 2].
-
-    The keys are the results of `mx.random.key` for a SplitMix64 sequence (Steele, Lea and Flood).
-    """
+    The keys are the results of `mx.random.key` for a SplitMix64 sequence (Steele, Lea and Flood)."""
     starts = [seed + (draw + 1) * _GAMMA for seed, draw in zip(seeds, draws, strict=True)]
     z = _uint64(starts)[:, None] + _uint64([_GAMMA * number for number in range(count)])
     factors = _uint64([0xBF58476D1CE4E5B9, 0x94D049BB133111EB])

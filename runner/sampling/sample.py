@@ -54,7 +54,8 @@ class Details(NamedTuple):
 
 
 class LogprobsRow(NamedTuple):
-    """The log-probabilities of one row: `details`, the row's index in them, and the number of alternatives wanted."""
+    """The log-probabilities of one row: `details`, the index of the row in them, and the number of alternatives to
+    return."""
 
     details: Details
     row: int
@@ -143,10 +144,8 @@ def log_probabilities(logits: mx.array) -> mx.array:
 
 
 def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first.
-
-    0 < k <= V. Equally probable tokens are in the order of their ids, so the first is the token of greedy decoding.
-    """
+    """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first. 0 <
+    k <= V. Equally probable tokens are in the order of their ids, so the first is the token of greedy decoding."""
     keys = sort_keys(mx.abs(log_probs), mx.arange(log_probs.shape[-1], dtype=mx.uint64))
     if k < keys.shape[-1]:
         keys = mx.partition(keys, k - 1, axis=-1)[..., :k]
@@ -155,7 +154,8 @@ def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 
 def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> LogprobsRow:
-    """Returns log-probabilities by the raw logits [1, V]: the candidates' in place of the most probable tokens'."""
+    """Returns the log-probabilities of `token` and of the candidates, by the raw logits [1, V]. The candidates take the
+    place of the most probable tokens."""
     log_probs = log_probabilities(logits)
     ids = mx.array([candidates], dtype=mx.uint32)
     values = mx.take_along_axis(log_probs, ids, axis=-1)

@@ -144,8 +144,8 @@ class Sampler:
     """The sampler of one request: called once for each token, in order. Owner: the engine thread.
 
     The order is fixed (docs/internals/wire.md, 4): the mask of the grammar; penalties; argmax if the temperature is 0;
-    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call belongs to the history of the next,
-    even unread.
+    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call is part of the history for the next
+    call, even before it is read.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class Sampler:
         processes draw each token, `broadcast` returns the token that counts."""
         self.vocab_size = vocab_size
         self.options = options.normalised(vocab_size, context_length)
-        """The normalised options, with the random seed if the request had none: they make an equal sampler."""
+        """The normalised options, with the random seed if the request had none. An equal sampler can be made from
+        them."""
         penalties = None
         if self.options.repeat_last_n > 0:
             penalties = Penalties.of_request(self.options, [*prompt, *generated], vocab_size, context_length)
@@ -214,7 +215,8 @@ class Sampler:
 
 
 class _Kinds:
-    """The rows of several requests. Rows of one kind share one computation, so a step's time grows with the kinds."""
+    """The rows of several requests. Rows of one kind share one computation, so the time of a step grows with the number
+    of kinds."""
 
     def __init__(self, rows: Sequence[SamplerRows]) -> None:
         """`rows` are the states of all requests, one row each. They must not be used afterwards."""
@@ -271,10 +273,8 @@ class SamplerBatch:
         return SampledTokens(token, wanted, logits, scores)
 
     def release(self) -> None:
-        """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.
-
-        Starts the evaluation of the samplers' own copies, which until its end keep the state of all rows alive.
-        """
+        """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards. Starts
+        the evaluation of the samplers' own copies, which until its end keep the state of all rows alive."""
         copies = []
         for members, rows in zip(self._kinds.members, self._kinds.rows, strict=True):
             for row, own in zip(members, rows.apart(), strict=True):

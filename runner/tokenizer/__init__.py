@@ -8,8 +8,8 @@ Owners: any thread may use a `Tokenizer` and its backend, which do not change af
 without the GIL. A `Utf8Stream` belongs to the generation that it decodes.
 
 Read in this order: `tokenizer` (with the interface of a vocabulary) and `special_ids`; `tokenizer_json` with
-`piece_bytes`; `tokenizer_model` with `model_proto`; `added_tokens`, `model_files`; `detokenizer` (an answer's text)
-with `utf8`.
+`piece_bytes`; `tokenizer_model` with `model_proto`; `added_tokens`, `model_files`; `detokenizer` (an answer's tokens to
+text) with `utf8`.
 """
 
 from runner.tokenizer.model_files import Files

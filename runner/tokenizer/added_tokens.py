@@ -98,7 +98,7 @@ def special_config(config: JsonObject, older: JsonObject) -> JsonObject:
 def without_broken(files: Files, *, is_directory: bool) -> Files:
     """Returns `files` without broken files that the model's own program ignores: Ollama never reads `added_tokens.json`
     and `special_tokens_map.json`, transformers only without an `added_tokens_decoder`. The log names each of them.
-    Raises ModelError if a broken file is read."""
+    Raises ModelError if that program reads a broken one."""
     broken = set[str]()
     for name, read in ((_ADDED, _older_ids), (_MAP, partial(read_object, name=_MAP))):
         try:

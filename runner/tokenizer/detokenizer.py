@@ -115,10 +115,8 @@ class Detokenizer(Generic[Entry]):
         """True once a stop string has matched: no more text is delivered."""
 
     def push(self, token_id: int, entry: Entry | None = None) -> TextPiece[Entry] | None:
-        """Adds a token, which must not be EOS. Returns the text that can be delivered now, or None.
-
-        If a token completes no character, its entry is delivered with a later character.
-        """
+        """Adds a token, which must not be EOS. Returns the text that can be delivered now, or None. If a token
+        completes no character, its entry is delivered with a later character."""
         if self.stopped:
             return None
         if entry is not None:

@@ -95,10 +95,8 @@ def _number(message: bytes, number: int, default: int) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the fields of a message: the field's number and its raw value.
-
-    Raises ValueError, IndexError or KeyError if the message is truncated or malformed.
-    """
+    """Yields the fields of a message: the field's number and its raw value. Raises ValueError, IndexError or KeyError
+    if the message is truncated or malformed."""
     at, size = 0, len(data)
     while at < size:
         key, start = _varint(data, at)

@@ -35,10 +35,7 @@ _WORDS: Final = "x y"
 
 def _byte_table() -> dict[int, int | None]:
     """Returns GPT-2's table from characters to bytes: printable Latin-1 stands for itself, and the characters from
-    U+0100 on stand for the other bytes, in order.
-
-    The character of byte 0 is dropped, as in Ollama.
-    """
+    U+0100 on stand for the other bytes, in order. The character of byte 0 is dropped, as in Ollama."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     table: dict[int, int | None] = {byte: byte for byte in printable}

@@ -66,10 +66,8 @@ _OTHER_FORMS = (
 
 
 class Tokenizer:
-    """A model's tokenizer, shared by all requests.
-
-    Any thread may call any method at any time: after construction only caches of computed values change.
-    """
+    """A model's tokenizer, shared by all requests. Any thread may call any method at any time: after construction only
+    caches of computed values change."""
 
     def __init__(self, backend: Backend, special: SpecialIds) -> None:
         self._backend = backend
@@ -205,7 +203,7 @@ def _open_backend(files: Files, *, is_directory: bool) -> Backend:
 
 
 def _end_of_part(text: str, start: int) -> int:
-    """Returns the end of the part that begins at `start`: after its last line break that no white space follows, if
+    """Returns the end of the part that begins at `start`: after its last line break without white space after it, if
     any."""
     end = start + PART_CHARACTERS
     at = text.rfind("\n", start, end)

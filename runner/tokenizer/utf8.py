@@ -30,11 +30,8 @@ class Utf8Stream:
         self._last = ""
 
     def feed(self, data: bytes) -> str:
-        """Returns the text of the held bytes and `data`, up to an incomplete sequence at the end.
-
-        Each byte that can never become valid is replaced by one U+FFFD immediately. A sequence that may become valid is
-        held.
-        """
+        """Returns the text of the held bytes and `data`, up to an incomplete sequence at the end. Each byte that can
+        never become valid is replaced by one U+FFFD immediately. A sequence that may become valid is held."""
         data = self._pending + data
         text, used = codecs.utf_8_decode(data, ONE_PER_BYTE, False)
         self._pending = data[used:]

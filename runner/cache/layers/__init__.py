@@ -63,7 +63,8 @@ def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
-    """Returns the generic adapter for the layer of `state`, which counts other things than its `offset` tokens."""
+    """Returns the generic adapter for the layer of `state`, which counts something other than tokens. It has seen
+    `offset` tokens."""
     generic = GenericState(state.layer, state.ledger)
     generic.fresh, generic.offset = state.fresh, offset
     return generic

@@ -90,10 +90,8 @@ class LayerState(ABC):
 
     def mark(self, count: int) -> Mark:
         """Returns a mark for a forward over the next `count` tokens. `count` must be at least 2: a forward over one
-        token may write into the arrays that the mark holds. Raises TypeError unless the layer is `markable`.
-
-        The mark of a layer that can rewind holds no arrays: MLX would have to copy them in every forward.
-        """
+        token may write into the arrays that the mark holds. Raises TypeError unless the layer is `markable`. The mark
+        of a layer that can rewind holds no arrays: MLX would have to copy them in every forward."""
         if not self.markable:
             raise TypeError(f"{type(self).__name__} takes no marks")
         if self._rewinds_after(count):
@@ -174,7 +172,8 @@ class LayerState(ABC):
         raise TypeError(f"{type(self).__name__} takes nothing from a batch")
 
     def trim(self, room: int) -> None:  # noqa: B027  most layers have no room to free
-        """Frees room beyond the next `room` tokens (lazy). No snapshot beyond the offset must be live."""
+        """Frees the room in buffers beyond the next `room` tokens (lazy). No snapshot beyond the offset must be
+        live."""
 
     def _transplant(self, attributes: dict[str, object]) -> None:
         own = vars(self.layer)

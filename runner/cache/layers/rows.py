@@ -40,7 +40,8 @@ class KVRows:
 
     The entry of token p of a row is in column (p + shift) of the buffers. At first all rows end in the same column, so
     that a forward over one token of each row writes one column. Once rows have gone back by different numbers of
-    tokens, each row writes at its own end. New buffers are made when half of the used columns lie before all tokens.
+    tokens, each row writes at its own end. New buffers are made when half of the columns in use lie before the first
+    tokens of all rows.
 
     The buffers may have spare rows. If a row leaves, the last row moves to its place, and the next new row takes the
     last place: no other row moves. If buffers grow or shrink, each entry stays in its column, so that layers need not
@@ -245,7 +246,7 @@ class KVRows:
             buffer[row] = 0
 
     def wipe_columns(self, count: int) -> None:
-        """Writes zeros over the last `count` tokens by which each row has gone back."""
+        """Writes zeros over the last `count` tokens that each row has given up by going back."""
         lengths = self.lengths
         keys, values = (mx.zeros((len(lengths), x.shape[1], count, x.shape[3]), x.dtype) for x in self._buffers)
         self.update_and_fetch(keys, values)
@@ -280,8 +281,7 @@ class KVRows:
 
     def _most_columns(self, count: int) -> int | None:
         """Returns the number of columns that a window needs in a forward over `count` tokens; None without a window. It
-        is one more than a token may look at: so every mask shows a row's oldest entry, where kernels begin their
-        sums."""
+        is one more than a token may look at: so every mask shows a row's oldest entry, where kernels begin to add."""
         return None if self.window is None else self.window + max(self.spare, count)
 
     def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:

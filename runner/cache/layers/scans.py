@@ -33,8 +33,8 @@ SCANS = {
     ),
 }
 """By the name of a scan of mlx-lm: the parameters that have a row for each token, on axis 1, and the modules that call
-this scan. A scan returns its output and the state after the last row; its parameter `state` is that before the
-first."""
+this scan. A scan returns its output and the state after the last row; its parameter `state` is the state before the
+first row."""
 
 
 class _Scan(NamedTuple):
@@ -65,7 +65,8 @@ StateAfter = Callable[[int, mx.array | None], mx.array]
 
 
 class StateRecorder:
-    """Records the calls of the replaced functions in one forward. Holds every array whose id it knows."""
+    """Records the calls of the replaced functions in one forward. Holds every array whose id it has recorded, so that
+    no other array gets this id."""
 
     def __init__(self, states: Sequence[mx.array]) -> None:
         """`states` are the states of all layers before the round."""

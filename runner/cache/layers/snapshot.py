@@ -14,11 +14,9 @@ TOGETHER_BYTES = 1 << 20
 
 
 def own(x: mx.array) -> mx.array:
-    """Returns a copy of `x` that keeps no other buffer alive (lazy).
-
-    A slice, a deep copy, and even `mx.contiguous` of a contiguous array share the whole buffer of the original.
-    `mx.array` copies an array, but keeps its strides unless `mx.contiguous` comes first.
-    """
+    """Returns a copy of `x` that keeps no other buffer alive (lazy). A slice, a deep copy, and even `mx.contiguous` of
+    a contiguous array share the whole buffer of the original. `mx.array` copies an array, but keeps its strides unless
+    `mx.contiguous` comes first."""
     return mx.array(mx.contiguous(x))
 
 
@@ -49,10 +47,7 @@ class Ledger:
     def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned:
         """Adds pending copies for a snapshot, and returns them as its content. Small copies are evaluated later,
         together: each evaluation has an overhead. Large copies are evaluated immediately, since their sources take room
-        until then.
-
-        The ledger holds the `sources`: otherwise MLX would reuse their buffers and not copy them.
-        """
+        until then. The ledger holds the `sources`: otherwise MLX would reuse their buffers and not copy them."""
         self.copies += copies
         self._sources += sources
         self._copied_bytes += sum(copy.nbytes for copy in copies)

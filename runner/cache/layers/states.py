@@ -78,11 +78,9 @@ class Recurrent(Protocol):
 
 
 class RecurrentState(CountedState):
-    """ArraysCache: the states of a recurrent or convolution layer (Mamba, linear attention, short convolutions).
-
-    Such a state can be neither split nor rewound. It can only be restored, or computed again from the reads of a round
-    (`scans.py`). `left_padding` and `lengths` are for batches, and None here.
-    """
+    """ArraysCache: the states of a recurrent or convolution layer (Mamba, linear attention, short convolutions). Such a
+    state can be neither split nor rewound. It can only be restored, or computed again from the reads of a round
+    (`scans.py`). `left_padding` and `lengths` are for batches, and None here."""
 
     batchable = True
     markable = True  # models replace the arrays in the list `cache`, and write into no array
