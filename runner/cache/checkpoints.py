@@ -70,7 +70,7 @@ class CheckpointPolicy:
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
         """Returns the checkpoints in `points` to drop, for a conversation of `end` tokens. The last `recent`
-        checkpoints stay; of the earlier, the first and the last in each doubling of the distance from the end."""
+        checkpoints stay; of the earlier ones, the first and the last in each doubling of the distance from the end."""
         by_distance: dict[int, list[int]] = {}
         for at in points[: -self._recent]:
             by_distance.setdefault(((end - at) // self._first_distance).bit_length(), []).append(at)

@@ -50,7 +50,8 @@ class EvictionOrder:
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
-        """Returns the factor by which the node's idle time is multiplied. There are a few dozen weights."""
+        """Returns the factor by which the node's idle time is multiplied. There are only a few dozen different
+        weights."""
         if not self._slots:
             return 1.0
         freed = self._freed(node)
@@ -89,8 +90,8 @@ class Eviction:
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
         """Yields the victims one after the other, except locked nodes and `spared`. Remove or merge each victim before
-        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and one per
-        weight."""
+        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and at one node for
+        each weight."""
         self.refresh()
         while True:
             self._rank_changed()

@@ -61,7 +61,7 @@ def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: 
 
 def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
     """Shortens the conversation in the layers, which stand at `end`, to a beginning that fits the budget, and removes
-    all other nodes from the trie. Returns the node where the layers stand afterwards. No node must be locked."""
+    all other nodes from the trie. Returns the node where the layers stand afterwards. All nodes must be unlocked."""
     path, matched = trie.match(end.path()[0], spelled(end.path())[: sequence.tokens_within(budget_bytes)])
     held = shared_tokens(path, matched, end)
     at, _ = deepest_offset(sequence, path, matched, held)
@@ -109,8 +109,8 @@ def replace_copies(sequence: SequenceLayers, node: Node) -> None:
 
 def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
     """Makes snapshots of a node live in these sliceable layers, which hold all tokens up to the node's end. Copies
-    nothing. `left` are live snapshots of layers that are about to be reset: then only these and missing snapshots
-    change."""
+    nothing. If `left` is given (the live snapshots of layers that are about to be reset), changes only these and
+    missing snapshots."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)

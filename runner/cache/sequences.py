@@ -1,7 +1,7 @@
 """The sequences of layers beside one trie: one for each open session, and some that no session uses.
 
 The sequence that was released last is `kept`. Sequences that were released earlier are `parked`. There are at most as
-many sequences as sessions were open together: so conversations that take turns continue without copies.
+many sequences as sessions were ever open together: so conversations that take turns continue without copies.
 
 Invariants: a live snapshot of a sequence lies on the path to the sequence's node, or is beyond it and not yet
 overwritten; the kept sequence stands at the node `end` while no session uses this sequence. `end` is None if the kept
@@ -146,8 +146,8 @@ class LiveSequences:
         return sequence.live()
 
     def detach_sessions(self) -> None:
-        """Detaches the open sessions, which keep their layers, and forgets the other sequences. Close all snapshots
-        first."""
+        """Detaches the open sessions, which keep their layers, and forgets the other sequences. Called after all
+        snapshots are closed."""
         for session in self.sessions:
             session.detached = True
         for sequence in (*self.parked, *([self.kept] if self.idle else [])):

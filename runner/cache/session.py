@@ -35,11 +35,11 @@ class Session:
 
     A *round* is a forward over several tokens of the answer. Perhaps only the first of them are right:
 
-        with session.draft_round(n):            # the token that is next anyway, and n - 1 drafts after it
+        with session.draft_round(n):            # over the next token and n - 1 drafts after it
             logits = model(tokens, session.layers)
-        ...                                     # find out that the first m tokens are right
+        ...                                     # find out that the first m of these tokens are right
         if not session.accept(m):               # True: the session stands after these m tokens
-            ...                                 # False: it stands where it did; compute these m once more
+            ...                                 # False: it stands where the round began; compute the m tokens again
 
     Until `accept` the position of the session stays as it was before the round. To compute several known tokens once
     more, use a round, too; it may have further drafts after these tokens. Drafts that are right may be recorded before
@@ -172,8 +172,8 @@ class Session:
         return None
 
     def _check(self, count: int, *, stepwise: bool) -> None:
-        """Called after a forward over several tokens, and after `next_check_at`. `count` tokens were computed: one by
-        one if `stepwise`, else in one forward."""
+        """Called after a forward over several tokens, and when `next_check_at` is reached. `count` tokens were
+        computed: one by one if `stepwise`, else in one forward."""
 
     @property
     def in_round(self) -> bool:

@@ -58,7 +58,7 @@ class Format(NamedTuple):
 
 
 def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
-    """Quantizes the layers of a model that accept this. Logs their number, and the reasons for the other layers.
+    """Quantizes the layers of a model that accept it. Logs their number, and why the other layers stay unquantized.
 
     `forward` maps token ids [1, L] and a cache list to logits [1, L, V]; `bits` is a key of BITS. Raises the errors of
     the model over plain layers. Owner: the engine thread; call it once, after loading.
@@ -112,7 +112,7 @@ def _caches(layers: list[object]) -> list[KVCache]:
 
 
 class _Watched(HadamardKVCache):
-    """Adds its place to `used` when a forward uses it: the last place there is that of a layer that raised."""
+    """Adds its place to `used` in a forward. If the forward raises, the last place is that of the layer that raised."""
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
         super().__init__(group_size, _TRIAL_BITS)

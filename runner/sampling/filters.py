@@ -121,8 +121,8 @@ class TopP:
 
 
 def min_p(weights: mx.array, p: mx.array) -> mx.array:
-    """Returns `weights` [B, n] with 0 for tokens less probable than p times the most probable token. 0 <= p <= 1,
-    float32 [B, 1]; 0 keeps every token."""
+    """Returns `weights` [B, n] with 0 for tokens less probable than p times the most probable token. `p` is float32 [B,
+    1], 0 <= p <= 1; 0 keeps every token."""
     return weights * (weights >= p)
 
 

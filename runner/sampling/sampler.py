@@ -31,8 +31,8 @@ class SamplerRows:
         vocab_size: int,
         broadcast: Broadcast | None,
     ) -> None:
-        """`options` are each row's, normalised. `draws` are the numbers of random numbers that the rows have used.
-        `broadcast`, if given, maps every token before it becomes part of the history."""
+        """`options` are the normalised options of each row. `draws` are the numbers of random numbers that the rows
+        have used. `broadcast`, if given, maps every token before it becomes part of the history."""
         first, *_ = options
         self._options = options
         self._vocab_size = vocab_size
@@ -237,8 +237,8 @@ class _Kinds:
 
 
 def preview_draws(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
-    """Returns a function that draws the tokens of the samplers' next calls from copies of their states, which it
-    changes. It maps logits [B, V] of any float type to tokens, uint32 [B]. The samplers do not change. Lazy."""
+    """Returns a function that draws the tokens of the samplers' next calls. The function changes only copies of the
+    samplers' states. It maps logits [B, V] of any float type to tokens, uint32 [B]. Lazy."""
     kinds = _Kinds([sampler._own().copy() for sampler in samplers])
     return lambda logits: kinds(logits.astype(mx.float32))
 
@@ -274,7 +274,8 @@ class SamplerBatch:
 
     def release(self) -> None:
         """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards. Starts
-        the evaluation of the samplers' own copies, which until its end keep the state of all rows alive."""
+        the evaluation of each sampler's copy of its state, and does not wait for it: until then the copy keeps the
+        state of all rows alive."""
         copies = []
         for members, rows in zip(self._kinds.members, self._kinds.rows, strict=True):
             for row, own in zip(members, rows.apart(), strict=True):

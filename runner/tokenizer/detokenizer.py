@@ -2,11 +2,11 @@
 
 Invariants:
 
-1. The delivered text is the decoded text up to the beginning of the first stop string in it. 2. The detokenizer holds
-only an incomplete character and the longest end of the text that is the beginning of a stop string: at most three bytes
-and `max(len(stop)) - 1` characters. 3. The entry of a token is delivered once, with the last character that the token
-completed. Entries of tokens that complete no character wait for the next character or the end. Tokens after a stop
-string have no entry.
+1. The delivered text is the decoded text up to the beginning of the first stop string in it.
+2. The detokenizer holds only an incomplete character and the longest end of the text that is the beginning of a stop
+   string: at most three bytes and `max(len(stop)) - 1` characters.
+3. The entry of a token is delivered once, with the last character that the token completed. Entries of tokens that
+   complete no character wait for the next character or the end. Tokens after a stop string have no entry.
 """
 
 from collections import deque

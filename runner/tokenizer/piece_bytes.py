@@ -125,7 +125,8 @@ def _words(backend: tokenizers.Tokenizer) -> list[str]:
 
 
 def _byte_level_decoder(model: Model, words: Sequence[str]) -> PieceDecoder:
-    """Returns a function: `byte_level_bytes` of pieces without the model's marks for parts and ends of words."""
+    """Returns a function that removes the model's marks for parts and ends of words from a piece, and returns the
+    `byte_level_bytes` of the rest."""
     prefix = getattr(model, "continuing_subword_prefix", None) or ""
     suffix = getattr(model, "end_of_word_suffix", None) or ""
     if not prefix and not suffix:

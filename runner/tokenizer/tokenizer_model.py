@@ -37,7 +37,8 @@ class TokenizerModel:
     file = FILE
 
     def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
-        """With `literal`, added tokens match without flags. Raises ModelError if the file or a config is broken."""
+        """With `literal`, added tokens match by their texts, without flags. Raises ModelError if the file or a config
+        is broken."""
         if _TIKTOKEN.match(data):
             raise ModelError(f"parse tokenizer: {FILE}: a tiktoken file; {CONVERT}")
         proto = parse_model(data)
@@ -62,8 +63,8 @@ class TokenizerModel:
             raise ModelError(f"parse tokenizer: {FILE}: too many added tokens that begin with one another") from error
 
     def _added_tokens(self, proto: ModelProto, files: Files) -> list[AddedToken]:
-        """Returns control symbols and the unknown token, then the configured tokens. These replace symbols with the
-        same id or text."""
+        """Returns control symbols and the unknown token, then the configured tokens. Configured tokens replace symbols
+        with the same id or text."""
         configured = configured_tokens(files, self._piece_id, len(self.pieces))
         ids, texts = {token.id for token in configured}, {token.content for token in configured}
         replaced = [token for token in configured if self._piece(token.id) not in (None, token.content)]

@@ -80,7 +80,7 @@ class LayerState(ABC):
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Empties the layer, in the same object, since a model may refer to it. No snapshot must be live in it."""
+        """Empties the layer, in the same object, since a model may refer to it. It must have no live snapshots."""
         self._transplant(copy.deepcopy(self.fresh))
 
     def discard(self) -> None:
@@ -172,7 +172,7 @@ class LayerState(ABC):
         raise TypeError(f"{type(self).__name__} takes nothing from a batch")
 
     def trim(self, room: int) -> None:  # noqa: B027  most layers have no room to free
-        """Frees the room in buffers beyond the next `room` tokens (lazy). No snapshot beyond the offset must be
+        """Frees the room in buffers beyond the next `room` tokens (lazy). Snapshots beyond the offset must not be
         live."""
 
     def _transplant(self, attributes: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ _ROOM_STEP = 64  # after a restore, a smaller step: clearing 256 places takes lo
 
 
 def spare_room(tokens: int) -> int:
-    """Returns the most room, in tokens, that a buffer with `tokens` tokens keeps. A buffer with more room is cut."""
+    """Returns the most room, in tokens, that a buffer with `tokens` tokens keeps. A buffer with more is replaced."""
     return max(STEP, tokens // 10)
 
 

@@ -16,7 +16,7 @@ SHORT_STEP, LONG_STEP = 64, 256
 that are nearly full grow by half of their columns, at least by `SHORT_STEP` and at most by `LONG_STEP`. Full buffers
 grow by multiples of `LONG_STEP`."""
 _AHEAD = 32  # the free columns with which buffers begin to grow, layer by layer
-_MOST_PLACES = 4  # the number of different windows in one model
+_MOST_PLACES = 4  # the most different windows that one model has
 
 
 class Places:

@@ -63,7 +63,7 @@ class CountedState(LayerState):
 
     @abstractmethod
     def _set(self, content: object) -> None:
-        """Makes `content` the state of the layer. No other object must hold `content`."""
+        """Makes `content` the state of the layer. Other objects must not hold `content`."""
 
 
 _FEW = 16  # tokens: the arrays of so short a forward take less memory than copies of all states

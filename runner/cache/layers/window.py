@@ -5,8 +5,7 @@ RotatingKVCache is a sliding window that becomes a ring once it is full. In mlx-
 * until `offset` reaches `max_size` the buffer is in temporal order, with room after `_idx`; from then on new tokens
   overwrite the oldest, and the layer cannot go back (`trim` moves the counters nevertheless);
 * a forward over n tokens leaves up to `max_size - 1 + n` tokens in the buffer, in temporal order;
-* so the layer can go back to any offset from the first token of such a forward on: the buffer holds what it needs
-  there;
+* so the layer can go back to any offset after the first token of such a forward: the buffer holds the tokens for it;
 * a buffer longer than `_idx` counts as a ring as soon as `_idx < offset`, and a buffer with fewer than min(offset,
   max_size) tokens cannot grow: code that sets the arrays must set exactly that many tokens, and `_idx` to their number.
 
@@ -73,7 +72,7 @@ class TailState(LayerState):
 
     @abstractmethod
     def _put(self, buffers: Buffers, offset: int) -> None:
-        """Makes `buffers` the buffers of the layer, at `offset`. No other object must hold them."""
+        """Makes `buffers` the buffers of the layer, at `offset`. Other objects must not hold them."""
 
     @abstractmethod
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
