@@ -35,7 +35,8 @@ def common_prefix(a: AnyTokens, b: AnyTokens) -> int:
 
 
 class Node:
-    """An edge, its snapshots and its children."""
+    """A node of the trie: an edge (the tokens after the parent's end), the snapshots of these tokens, and the
+    children."""
 
     __slots__ = ("checkpoint", "children", "end", "locks", "parent", "restored", "slots", "stored", "tokens", "used")
 

@@ -167,7 +167,7 @@ class SequenceLayers:
         return [array for state in self.states for array in state.arrays()]
 
     def evaluate(self) -> None:
-        """Evaluates the arrays of all layers. Raises what MLX raises."""
+        """Evaluates the arrays of all layers. Raises the errors of MLX."""
         mx.eval(self.arrays())
 
     @property

@@ -47,7 +47,7 @@ class LiveSequences:
 
     @property
     def all(self) -> set[SequenceLayers]:
-        """The sequences of open sessions, the kept one and the parked ones."""
+        """The sequences of open sessions, the kept sequence and the parked sequences."""
         return {self.kept, *self.parked, *(session.sequence for session in self.sessions)}
 
     @property
@@ -115,12 +115,14 @@ class LiveSequences:
                 self._evict(former)
 
     def _is_mostly_its_own(self, end: Node) -> bool:
-        """Returns True if a sequence that stands at `end` shares less than half of its tokens with any other one."""
+        """Returns True if a sequence that stands at `end` shares less than half of its tokens with any other
+        sequence."""
         held = set(self.end.path()) if self.end else set[Node]()
         return 2 * max(node.end for node in end.path() if node.locks or node in held or node.parent is None) < end.end
 
     def evict_parked(self) -> None:
-        """Pages out the snapshots that only the least recently used parked sequence holds, and empties it."""
+        """Empties the least recently used parked sequence, after it pages out the snapshots that only this sequence
+        holds."""
         sequence = next(iter(self.parked))
         self._unpark(sequence)
         self._evict(sequence)
@@ -130,7 +132,7 @@ class LiveSequences:
         self._trie.unlock(self.parked.pop(sequence))
 
     def evict_kept(self) -> None:
-        """Pages out the snapshots that only the kept sequence holds, and empties it."""
+        """Empties the kept sequence, after it pages out the snapshots that only this sequence holds."""
         self.end = None
         self._evict(self.kept)
 

@@ -121,7 +121,7 @@ class Session:
         self.failed = self.cache_invalid = False
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
-        """Appends the last `count` tokens of a row of a batch to the session's layers. `batch_caches` are the batch's
+        """Appends the last `count` tokens of a batch's row to the session's layers. `batch_caches` are the batch's
         layers."""
         with self.forward(count):
             self.sequence.absorb(batch_caches, row, count)

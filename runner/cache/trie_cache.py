@@ -210,7 +210,7 @@ class TrieCache:
         if not session.detached:
             self._release(session)
         if session.sequence is not self.sequences.kept:
-            session.sequence.discard()  # after a failure, its live snapshots form a reference cycle
+            session.sequence.discard()  # after a failure, the layers and their live snapshots are a cycle
 
     def _release(self, session: TrieSession) -> None:
         with self._freed_on_error("a conversation could not be kept"):

@@ -1,4 +1,5 @@
-"""Random numbers for requests, and draws with them: each depends only on the request's seed and the draw's number."""
+"""Random numbers for requests, and draws with these. Each number depends only on the request's seed and the draw's
+number."""
 
 from collections.abc import Sequence
 
@@ -52,7 +53,8 @@ class Uniforms:
         return self._made.pop()
 
     def ahead(self, count: int) -> mx.array:
-        """Returns the next `count` numbers of the only request without taking them, float32 [count, 1]. Lazy."""
+        """Returns the next `count` numbers of the only request, float32 [count, 1]. `take_next` returns them again.
+        Lazy."""
         while len(self._made) < count:
             self._made = self._next_block() + self._made
         return mx.concatenate(self._made[: -count - 1 : -1])

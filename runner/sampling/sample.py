@@ -98,7 +98,7 @@ class SampledTokens:
 
     @staticmethod
     def joined(samples: "Sequence[SampledTokens]") -> "SampledTokens":
-        """Returns the rows of all samples, one after the other (lazy)."""
+        """Returns the rows of all samples, in order (lazy)."""
         if len(samples) == 1:
             return samples[0]
         logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]

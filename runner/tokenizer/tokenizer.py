@@ -29,7 +29,7 @@ class Backend(Protocol):
 
     @property
     def added(self) -> Sequence[AddedToken]:
-        """The texts that become one id wherever they occur."""
+        """The added tokens: texts that become one id wherever they occur."""
 
     @property
     def size(self) -> int:

@@ -103,7 +103,7 @@ class TokenizerModel:
         return ids + self._encode_plain(text[start:], at=start)
 
     def _encode_plain(self, text: str, *, at: int) -> list[int]:
-        """Encodes the text between two added tokens, which begins at position `at` of the whole text."""
+        """Encodes a text between two added tokens. The text begins at position `at` of the whole prompt."""
         return (self._later if at else self._first).encode(text) if text else []  # releases the GIL
 
     def token_bytes(self, token_id: int) -> bytes:

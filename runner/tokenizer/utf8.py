@@ -8,7 +8,8 @@ _ZERO_WIDTH_JOINER: Final = "\u200d"
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
-    """Replaces every byte of an invalid sequence by U+FFFD, as Go does; Python's own "replace" merges them into one."""
+    """Replaces every byte of an invalid sequence by U+FFFD, as Go does. Python's "replace" gives one for the
+    sequence."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\ufffd" * (error.end - error.start), error.end

@@ -30,7 +30,7 @@ AnyCache = TypeVar("AnyCache")
 
 
 def batchable(states: Sequence[LayerState]) -> bool:
-    """Returns True if mlx-lm has a batch cache for each of these layers."""
+    """Returns True if all these layers can be joined into a batch. Returns False for no layers."""
     return bool(states) and all(state.batchable for state in states)
 
 
@@ -185,7 +185,7 @@ class BatchedLayers:
 
 
 def _joined(same: Sequence[object]) -> object:
-    """Returns the batch cache of one layer of all rows (lazy)."""
+    """Returns the batch cache for `same`, the same layer of every row (lazy)."""
     first = same[0]
     if first is None:
         return None
