@@ -1,10 +1,10 @@
-"""Chooses the checkpoints of a prompt: the offsets to which layers can return that cannot rewind by themselves.
+"""Chooses the checkpoints of a prompt: the offsets at which states and tails are kept.
 
-A recurrent state or a filled window is valid at one offset only, so the offsets at which it is copied decide how much
-of a later prompt has to be computed again. Prompts diverge where messages begin (an edit, another tool result, another
-user), close to the end (the same prompt again, reasoning dropped from the answer), and where they diverged before. A
-prompt that diverges elsewhere, some distance before the end, has about that many new tokens to compute anyway:
-checkpoints at doubling distances keep the recomputed tokens in proportion.
+A layer with a recurrent state or a filled window can return only to offsets at which this was copied. So the
+checkpoints decide how many tokens of a later prompt have to be computed again. Prompts diverge where messages begin (an
+edit, another tool result, another user), close to the end (the same prompt again, reasoning dropped from the answer),
+and where earlier prompts diverged. A prompt that diverges elsewhere has, after that offset, about as many new tokens as
+the earlier prompt had: with checkpoints at doubling distances, the tokens computed again stay in proportion to these.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,23 +14,23 @@ from typing import NamedTuple
 
 
 class Checkpoint(NamedTuple):
-    """An offset at which the prefill stops. With `keep` its node is kept for its own sake, even if nothing branches
-    off."""
+    """An offset at which the prefill stops. If `keep`, the node that ends there is kept even if it has only one
+    child."""
 
     at: int
     keep: bool
 
 
-_TURNS = 4  # messages at the end of a prompt, each with a checkpoint at its start
-_BEFORE_END = 4  # tokens: a prompt that comes again may differ in the last ones
+_TURNS = 4  # the last messages of a prompt that get a checkpoint at their start
+_BEFORE_END = 4  # tokens: a prompt that comes again may differ in its last few tokens
 
 
 class CheckpointPolicy:
     """Places checkpoints a few tokens before the end; where another prompt diverges; at the starts of the last messages
-    and of the one after the system prompt; and in every doubling of the distance from the end.
+    and of the first message after the system prompt; and one in every doubling of the distance from the end.
 
-    Of checkpoints that lie close together the earliest serves all: continuing from it costs little. None lies inside a
-    picture, which some models compute as a whole.
+    Checkpoints that lie close together are merged into the earliest: to continue from there takes little time. No
+    checkpoint lies inside an item of media, which some models compute as a whole.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class CheckpointPolicy:
         gap: int = 32,
         recent: int = 16,
     ) -> None:
-        """`turn_tokens` are the special tokens that chat templates put around messages. `recent` is the number of
-        checkpoints of a conversation that count as recent; the others are distances in tokens. Raises ValueError unless
-        all numbers are positive."""
+        """`turn_tokens` are the special tokens that chat templates put around messages. `recent` is the number of the
+        latest checkpoints of a conversation that do not expire. `first_distance` and `gap` are in tokens. Raises
+        ValueError unless all numbers are positive."""
         if min(first_distance, gap, recent) < 1:
             raise ValueError("checkpoints need positive distances and counts")
         self._turn_tokens = turn_tokens
@@ -52,13 +52,13 @@ class CheckpointPolicy:
         self._recent = recent
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
-        """Returns where to stop on the way from `cached` to the last token of a prompt, in ascending order, at most
-        `most` times. The first may be `cached` itself: its present state is worth keeping. The cache knows the first
-        `branch` tokens, fewer than all: another prompt diverges there."""
+        """Returns checkpoints from `cached` to the last token of a prompt, in ascending order, at most `most` after
+        `cached`. The first checkpoint may be `cached` itself, whose state is worth keeping. The cache knows the first
+        `branch` tokens, not all: another prompt diverges there."""
         end = len(tokens)
         starts = self._message_starts(tokens, cached)
         chosen: dict[int, bool] = {}
-        for at, keep in (  # the most valuable first
+        for at, keep in (  # the most valuable checkpoints first
             (end - _BEFORE_END, True),
             (branch, False),
             *((start, True) for start in starts[: -_TURNS - 1 : -1]),
@@ -69,15 +69,15 @@ class CheckpointPolicy:
         return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
-        """Returns the checkpoints of a conversation to drop now that it has `end` tokens: all but the `recent` last
-        ones and, of the others, the first and the last in each doubling of the distance from the end."""
+        """Returns the checkpoints in `points` to drop, for a conversation of `end` tokens. The last `recent`
+        checkpoints stay; of the earlier ones, the first and the last in each doubling of the distance from the end."""
         by_distance: dict[int, list[int]] = {}
         for at in points[: -self._recent]:
             by_distance.setdefault(((end - at) // self._first_distance).bit_length(), []).append(at)
         return [at for group in by_distance.values() for at in group[1:-1]]
 
     def _choose(self, chosen: dict[int, bool], at: int, keep: bool, cached: int, most: int | None) -> None:
-        """Adds a checkpoint, or merges it with its close neighbors."""
+        """Adds a checkpoint to `chosen`, merged with the chosen checkpoints close to it."""
         if abs(at - cached) < self._gap:
             at = cached
         close = [other for other in chosen if abs(other - at) < self._gap]
@@ -89,8 +89,8 @@ class CheckpointPolicy:
         chosen[at] = keep
 
     def _message_starts(self, tokens: Sequence[int], cached: int) -> list[int]:
-        """Returns the first token of each group of special tokens, from just before `cached` on. The beginning of the
-        prompt is left out: a checkpoint there would save nothing."""
+        """Returns the position of the first token of each group of turn tokens, from just before `cached` on. Leaves
+        out the beginning of the prompt, where a checkpoint would save nothing."""
         begin = max(cached - self._gap, 0)
         starts: list[int] = []
         for at, token in enumerate(islice(tokens, begin, None), begin):
@@ -99,8 +99,8 @@ class CheckpointPolicy:
         return starts[bisect_left(starts, self._gap) :]
 
     def _beginning(self, tokens: Sequence[int], starts: Sequence[int], cached: int) -> int:
-        """Returns the offset after which distances from the end matter: the end of a system prompt, which prompts share
-        as a whole. A first message followed only by the answer is no system prompt."""
+        """Returns the offset after which to place checkpoints by distance: the end of the system prompt, which prompts
+        share as a whole, or `cached`. A first message with only the answer after it is no system prompt."""
         in_first = self._turn_tokens.isdisjoint(islice(tokens, self._gap, cached))
         return starts[0] if in_first and len(starts) > 1 else cached
 
@@ -117,7 +117,7 @@ class CheckpointPolicy:
 
 
 def _before_item(tokens: Sequence[int], at: int) -> int:
-    """Returns the beginning of the item of media around an offset, or the offset if there is none."""
+    """Returns the start of the item of media around an offset, or the offset itself outside of items."""
     while 0 < at < len(tokens) and tokens[at - 1] == tokens[at] < 0:
         at -= 1
     return at

@@ -1,7 +1,7 @@
-"""Chooses which nodes of the trie to evict, and in which order.
+"""Chooses the nodes of the trie to evict, and their order.
 
 An `EvictionOrder` weighs nodes. `Eviction` keeps all nodes of a trie in that order as they change, so that it finds the
-next victim without a look at the others. `BudgetEnforcer` evicts until the budget holds.
+next victim without looking at all nodes. `BudgetEnforcer` evicts until the rest fits the budget.
 """
 
 from bisect import bisect_left, insort
@@ -20,38 +20,38 @@ log = Log(__name__)
 
 
 class EvictionOrder:
-    """Evicts first the node with the largest idle time multiplied by its weight; of nodes used at the same time, the
-    deepest. A leaf is removed; a node with one child is merged into it.
+    """The node with the largest product of idle time and weight is evicted first; of nodes used at the same time, the
+    deepest. Evicting a leaf removes it; evicting a node with one child merges the node into the child.
 
-    If all layers are sliceable, this is the least recently used leaf. Evicting an inner node would gain nothing: its
-    tokens would only move into the child. Using a node counts as using its whole path, so no node is older than its
-    descendants.
+    If all layers are sliceable, the least recently used leaf is evicted first. Evicting an inner node would gain
+    nothing: its tokens would only move into the child. A use of a node counts for its whole path, so no node was used
+    later than its parent.
 
-    A model with states or windows weighs the bytes that a node frees against the tokens that it takes to compute it
-    again. A node with one child can give up its state; a node at which conversations diverge stays. Each node ages by
-    its own use, so an unused checkpoint is evicted before its used neighbors. A state after a long system prompt saves
-    thousands of tokens and one between two messages a few dozen, for the same bytes: by age alone the first would be
-    evicted as readily as the second.
+    For a model with states or tails, the weight of a node is the bytes that its eviction frees, divided by the tokens
+    to compute again. A node with one child can lose its state; a node at which conversations diverge stays. Each node
+    ages by its own use, so an unused checkpoint is evicted before used nodes around it. A state after a long system
+    prompt saves thousands of tokens; a state between two messages has the same bytes and saves a few dozen tokens. By
+    age alone, both would be evicted alike.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
-    _STEPS = 8  # weights in each doubling: those within 9 % of each other are one
+    _STEPS = 8  # weights in each doubling: weights that differ by less than 9 % count as equal
 
     def __init__(self, slots: Collection[int] = ()) -> None:
-        """`slots` are the layers that are not sliceable: merging a node frees their snapshots."""
+        """`slots` are the slots of layers that are not sliceable: merging a node frees these layers' snapshots."""
         self._slots = frozenset(slots)
 
     def used(self, node: Node) -> Sequence[Node]:
-        """Returns the nodes that count as used when `node` is."""
+        """Returns the nodes that count as used when `node` is used."""
         return (node,) if self._slots else node.path()
 
     def evictable(self, node: Node) -> bool:
-        """Returns True if the node can be removed or merged and doing so frees something. Ignores locks."""
+        """Returns True if the node can be removed or merged, and this frees something. Ignores locks."""
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
-        """Returns how much sooner the node is evicted than others of its age: one of a few dozen values, whatever the
-        nodes."""
+        """Returns the factor by which the node's idle time is multiplied. There are only a few dozen different
+        weights."""
         if not self._slots:
             return 1.0
         freed = self._freed(node)
@@ -67,34 +67,31 @@ class EvictionOrder:
 
 
 _Place: TypeAlias = tuple[int, int, int, Node]
-"""Last use, -end, a unique number, and the node."""
+"""The last use of a node, its negative end, a unique number, and the node."""
 
 
 class Eviction:
-    """The nodes of one trie that can be evicted, always in order.
-
-    Nodes of one weight form a line, least recently used first. Their order never changes as time passes, so the next
-    victim is always at the head of some line.
-    """
+    """The nodes of one trie that can be evicted, always in order. Nodes of one weight form a line, least recently used
+    first. The order within a line does not change as time passes, so the next victim is the first node of some line."""
 
     def __init__(self, trie: PrefixTrie, order: EvictionOrder) -> None:
         self.order = order
         self._trie = trie
         self._lines: dict[float, list[_Place]] = {}
         self._places: dict[Node, tuple[float, _Place]] = {}
-        self._with_live: set[Node] = set()  # with live snapshots, which may be paged out at any time
+        self._with_live: set[Node] = set()  # nodes with live snapshots, which may be paged out at any time
         self._numbers = count()
         trie.changed.update(trie.nodes())
 
     def refresh(self) -> None:
-        """Takes in the changes of the trie. Call it after every request: the more of them, the longer it takes."""
+        """Puts the nodes that have changed in order. Call it after every request: it takes longer for more changes."""
         self._trie.changed.update(self._with_live)
         self._rank_changed()
 
     def victims(self, spared: Node | None = None) -> Iterator[Node]:
-        """Yields the victims one after the other, without locked nodes and `spared`. Remove or merge each before you
-        ask for the next: that may make its relatives evictable. Looks only at the nodes that changed, and at one node
-        for every weight."""
+        """Yields the victims one after the other, except locked nodes and `spared`. Remove or merge each victim before
+        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and at one node for
+        each weight."""
         self.refresh()
         while True:
             self._rank_changed()
@@ -116,7 +113,7 @@ class Eviction:
             node = changed.pop()
             self._remove(node)
             if node.parent is None or node.locks:
-                continue  # removed, or reported again when it is unlocked
+                continue  # the node is removed, or `unlock` adds it to `changed` later
             if any(held is not None and held.live for held in node.slots):
                 self._with_live.add(node)
             if self.order.evictable(node):
@@ -139,7 +136,7 @@ def _rank(weight: float, used: int, depth: int, now: int) -> tuple[float, int, i
 
 
 class BudgetEnforcer:
-    """Evicts entries of one trie and its sequences until they fit a budget."""
+    """Evicts entries of one trie and its sequences until the rest fits a budget."""
 
     def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
         self._trie = trie
@@ -149,16 +146,16 @@ class BudgetEnforcer:
         self._warned: set[str] = set()
 
     def touch(self, node: Node) -> None:
-        """Marks a node as just used, with the nodes that the eviction order says are used with it."""
+        """Marks the nodes as just used that count as used when `node` is used."""
         self._trie.touch(self._eviction.order.used(node))
 
     def reset(self) -> None:
-        """Starts over after the trie was cleared."""
+        """Forgets the nodes in order. Call it after the trie was cleared."""
         self._eviction = Eviction(self._trie, self._eviction.order)
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
-        """Evicts until everything held, with the reserved bytes, fits the budget; entries of open sessions stay. If
-        anything has to go, frees `spare_bytes` more."""
+        """Evicts until all layers and snapshots, and the reserved bytes, fit the budget; entries of open sessions stay.
+        If parked sequences are not enough, frees `spare_bytes` more."""
         sequences, ledger, eviction = self._sequences, self._sequences.totals.ledger, self._eviction
         eviction.refresh()
         if budget_bytes is None:
@@ -192,7 +189,7 @@ class BudgetEnforcer:
             self._warn_once("running requests need more than the cache may hold", reserved_bytes, budget_bytes)
 
     def _truncate(self, end: Node, budget_bytes: int) -> None:
-        """Shortens the idle conversation, which stands at `end`, to the tokens that fit."""
+        """Shortens the idle conversation, which stands at `end`, to the beginning that fits the budget."""
         kept = self._sequences.kept
         kept.trim(0)
         if kept.nbytes > budget_bytes:

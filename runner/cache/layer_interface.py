@@ -6,24 +6,24 @@ from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 MakeLayers: TypeAlias = Callable[[], list[object]]
-"""Returns a fresh cache list of one model, the same every time, as its forward takes it."""
+"""Returns a fresh cache list of one model, always with the same layers, for the `cache=` argument of its forward."""
 
 
 class Miss(StrEnum):
-    """The reason why fewer tokens came from the cache than the prompt shares with it, or why it shares none."""
+    """The reason why fewer tokens came from the cache than the prompt shares with it, or why none are shared."""
 
     NONE = ""
     OFF = "off"  # the cache keeps nothing
     EMPTY = "empty"  # nothing is recorded
-    SALT = "salt"  # recorded under another salt: another adapter, KV format, tenant
+    SALT = "salt"  # all recorded tokens have another salt: another adapter, KV format, tenant
     NO_COMMON_PREFIX = "no_common_prefix"
-    LOST = "lost"  # the tokens are known, but their keys and values are gone: after a failed forward, say
-    NON_TRIMMABLE = "non_trimmable_divergence"  # a layer has only its last state and cannot go back
-    WINDOW_PASSED = "window_passed"  # a layer has dropped tokens that going back would need
+    LOST = "lost"  # the trie has the tokens, but no keys and values for them: for example after a failed forward
+    NON_TRIMMABLE = "non_trimmable_divergence"  # a layer holds only a state at its last offset, and cannot go back
+    WINDOW_PASSED = "window_passed"  # a layer has dropped tokens that it would need at an earlier offset
 
 
 class Match(NamedTuple):
-    """The result of a lookup, in tokens: the length of the shared prefix, and how much of it the layers now hold."""
+    """The result of a lookup: the number of tokens in the shared prefix, and the number of these not to compute."""
 
     matched: int
     cached: int
@@ -33,11 +33,11 @@ class Match(NamedTuple):
 class Snapshot(ABC):
     """The content of one layer for the tokens [start, stop).
 
-    A snapshot is *live* as long as the layer's own buffers hold these tokens unchanged; it takes no bytes then. The
-    layer copies it out before a write that would destroy it (`LayerState.page_out`); from then on the snapshot owns
-    its bytes and shares them with no other.
+    A snapshot is *live* while its bytes are in the layer's own buffers; it owns no bytes then. Before a write that
+    would destroy a snapshot, the layer copies the snapshot out (`LayerState.page_out`). From then on the snapshot owns
+    its bytes, and shares them with no other snapshot.
 
-    Its holder closes it exactly once; a second call raises RuntimeError.
+    The holder of a snapshot closes it exactly once; a second `close` raises RuntimeError.
     """
 
     start: int
@@ -46,22 +46,22 @@ class Snapshot(ABC):
     @property
     @abstractmethod
     def live(self) -> bool:
-        """True if the bytes are in the buffers of a layer."""
+        """True if the bytes of the snapshot are in the buffers of a layer."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that it owns: 0 while it is live."""
+        """The number of bytes that the snapshot owns: 0 while it is live."""
 
     @abstractmethod
     def split(self, at: int) -> tuple["Snapshot | None", "Snapshot"]:
-        """Splits at `at`, before `stop`, and consumes itself. The first half is None if nothing of it was held.
-        Raises ValueError if there is nothing to split."""
+        """Returns a snapshot of the tokens before `at` and one of the tokens from `at` on; uses up this snapshot. The
+        first is None if this snapshot holds no tokens before `at`. Raises ValueError if it cannot be split there."""
 
     @abstractmethod
     def after(self, first: "Snapshot | None") -> "Snapshot | None":
-        """Joins itself to `first`, the snapshot before it or None for a gap; consumes both. Returns None if the result
-        would be useless. Raises ValueError if the two are not adjacent."""
+        """Returns `first` and this snapshot, joined; uses up both. `first` is the snapshot of the tokens before this
+        one, or None. Returns None if the result would be useless. Raises ValueError unless the two are adjacent."""
 
     @abstractmethod
     def close(self) -> None:

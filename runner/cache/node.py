@@ -12,16 +12,14 @@ _BLOCK = 2048
 
 
 def keys(tokens: Iterable[int]) -> Tokens:
-    """Returns token ids as the trie stores them: four bytes each."""
+    """Returns the token ids in the form that the trie stores: four bytes each."""
     return array("i", tokens)
 
 
 def common_prefix(a: AnyTokens, b: AnyTokens) -> int:
-    """Returns how many tokens `a` and `b` share from the start.
-
-    Compares slices, which the interpreter does at about 10 ns a token: blocks from the front, then halves of the first
-    block that differs.
-    """
+    """Returns the number of tokens at the start that `a` and `b` have in common. Compares slices, since the interpreter
+    needs only about 10 ns for a token of a slice: first blocks from the front, then halves of the first block that
+    differs."""
     end = min(len(a), len(b))
     low = 0
     while low < end and a[low : low + _BLOCK] == b[low : low + _BLOCK]:
@@ -37,7 +35,8 @@ def common_prefix(a: AnyTokens, b: AnyTokens) -> int:
 
 
 class Node:
-    """An edge, its snapshots and its children."""
+    """A node of the trie: an edge (the tokens after the parent's end), the snapshots of these tokens, and the
+    children."""
 
     __slots__ = ("checkpoint", "children", "end", "locks", "parent", "restored", "slots", "stored", "tokens", "used")
 
@@ -47,25 +46,25 @@ class Node:
         self.end: int = len(tokens) + (parent.end if parent else 0)
         self.children: dict[int, Node] = {}
         self.slots: list[Snapshot | None] = []
-        """Empty, or one entry for each layer."""
+        """The snapshots of the edge, one entry for each layer; an empty list if there are none."""
         self.stored = 0
-        """The number of its first tokens that are on disk."""
+        """The number of tokens, from the start of the edge, that are on disk."""
         self.restored = False
-        """True if some of it came from the disk."""
+        """True if some tokens of the edge came from the disk."""
         self.checkpoint = False
-        """True for a place to return to: the node is kept even if nothing branches off."""
+        """True if layers may return to the end of this node: the node stays even if it has only one child."""
         self.used = 0
-        """The tick of the trie's clock at its last use."""
+        """The tick of the trie's clock at the last use of the node."""
         self.locks = 0
 
     @property
     def start(self) -> int:
-        """Tokens from the root to the beginning of the edge."""
+        """The number of tokens from the root to the beginning of the edge."""
         return self.end - len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its snapshots own."""
+        """The number of bytes that the snapshots of the node own."""
         return sum(snapshot.nbytes for snapshot in self.slots if snapshot is not None)
 
     def path(self) -> "list[Node]":
@@ -76,7 +75,7 @@ class Node:
         return nodes[::-1]
 
     def only_child(self) -> "Node | None":
-        """Returns the child if there is exactly one."""
+        """Returns the child if there is exactly one, otherwise None."""
         return next(iter(self.children.values())) if len(self.children) == 1 else None
 
     def clear(self) -> None:

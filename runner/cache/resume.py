@@ -1,8 +1,9 @@
-"""Finds the deepest offset along a path of the trie at which all layers of a model can stand, and takes them there.
+"""Finds the largest offset along a path of the trie at which all layers can stand, and brings the layers there.
 
-A layer can stand at an offset if it can rewind to it, or if the nodes hold, without a gap, the tokens that it needs
-there: a sliceable layer needs all tokens after the common prefix of its buffers and the path, a window the last ones,
-any other layer a state. The answer is found before anything moves, so nothing has to be undone half-way.
+A layer can stand at an offset if it can rewind to this offset, or if the nodes hold, without a gap, the tokens that the
+layer needs there. A sliceable layer needs all tokens after the common prefix of its buffers and the path; a layer with
+a tail needs the last tokens; any other layer needs a state. The offset is found before any layer moves, so that no
+layer has to move back.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,18 +16,16 @@ from runner.cache.trie import PrefixTrie
 
 
 def shared_tokens(path: Sequence[Node], matched: int, end: Node | None) -> int:
-    """Returns how many of the matched tokens are in layers that stand at `end`, or that are empty if it is None."""
+    """Returns the number of matched tokens in layers that stand at `end`, or 0 if this is None."""
     live = set(end.path()) if end else set()
     shared = [node.end for node in path if node in live]
     return min(max(shared, default=0), matched)
 
 
 def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int, shared: int) -> tuple[int, Miss]:
-    """Returns the largest offset up to `matched` at which every layer can stand, and why it is less than `matched`.
-
-    `path` leads from a root along the matched tokens; its last node may extend beyond them. The layers hold its first
-    `shared` tokens already.
-    """
+    """Returns the largest offset up to `matched` at which every layer can stand, and the reason if it is less. `path`
+    leads from a root along the matched tokens; its last node may extend beyond these tokens. The layers hold the first
+    `shared` tokens of the path already."""
     why = Miss.NONE
     for count in range(len(path), 0, -1):
         way, at = path[:count], min(matched, path[count - 1].end)
@@ -40,7 +39,7 @@ def deepest_offset(sequence: SequenceLayers, path: Sequence[Node], matched: int,
 
 
 def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: int) -> None:
-    """Takes every layer to `at`, which `deepest_offset` allowed and at which a node of the path ends."""
+    """Brings every layer to `at`. `deepest_offset` must have returned `at`, and a node of the path must end there."""
     if at == 0:
         sequence.reset()
         return
@@ -61,8 +60,8 @@ def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: 
 
 
 def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes: int) -> Node:
-    """Shortens the conversation in the layers, which stand at `end`, to the beginning that fits the budget, and removes
-    all other nodes from the trie. Returns the node where the layers stand then. No node may be in use."""
+    """Shortens the conversation in the layers, which stand at `end`, to a beginning that fits the budget, and removes
+    all other nodes from the trie. Returns the node where the layers stand afterwards. All nodes must be unlocked."""
     path, matched = trie.match(end.path()[0], spelled(end.path())[: sequence.tokens_within(budget_bytes)])
     held = shared_tokens(path, matched, end)
     at, _ = deepest_offset(sequence, path, matched, held)
@@ -76,11 +75,9 @@ def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes
 
 
 def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
-    """Stores in a node the snapshots of its tokens, which the layers have seen.
-
-    Live slices replace stored ones. A layer that is not sliceable adds a snapshot if it stands at the end of the node,
-    without the tokens that the ancestors hold already.
-    """
+    """Stores snapshots of a node's tokens in the node. The layers must have seen these tokens. Of sliceable layers,
+    live snapshots replace stored ones. A layer that is not sliceable adds a snapshot only if it stands at the end of
+    the node, and without the tokens that ancestors of the node hold."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)
@@ -102,7 +99,7 @@ def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
 
 
 def replace_copies(sequence: SequenceLayers, node: Node) -> None:
-    """Replaces the snapshots of a node that own their bytes by live ones of these layers, which stand at its end."""
+    """Replaces the snapshots of a node that own bytes by live snapshots. The layers must stand at the node's end."""
     for slot, state in sequence.used if node.slots else ():
         held = node.slots[slot]
         if held is not None and not held.live:
@@ -111,8 +108,9 @@ def replace_copies(sequence: SequenceLayers, node: Node) -> None:
 
 
 def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
-    """Makes snapshots of a node live in these layers, which hold all tokens up to its end: missing ones, and any in
-    `left`, the live snapshots of layers that are about to be reset; without `left`, all. Copies nothing."""
+    """Makes snapshots of a node live in these sliceable layers, which hold all tokens up to the node's end. Copies
+    nothing. If `left` is given (the live snapshots of layers that are about to be reset), changes only these and
+    missing snapshots."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)
@@ -125,7 +123,7 @@ def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] |
 
 
 def covers(path: Sequence[Node], slot: int, begin: int, end: int) -> bool:
-    """Returns True if the nodes of a path hold the tokens [begin, end) of a layer without a gap."""
+    """Returns True if the snapshots on a path hold the tokens [begin, end) of one layer without a gap."""
     for node in reversed(path):
         if end <= begin:
             return True

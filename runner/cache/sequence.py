@@ -16,43 +16,41 @@ from runner.cache.sketch import LayerFacts
 
 
 class Totals:
-    """The snapshots and the losses of all sequences of one cache, counted."""
+    """Counts the snapshots, evictions and restored bytes of all sequences of one cache."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.evictions = 0
         self.evicted_bytes = 0
         self.restored_bytes = 0
-        """The bytes of all snapshots that layers have restored."""
+        """The sum of the bytes of all restored snapshots."""
 
     def count_eviction(self, nbytes: int) -> None:
-        """Counts an eviction that freed `nbytes`; a negative number (joining two pieces took more) counts as 0."""
+        """Counts an eviction that freed `nbytes`. A negative number, if joining two pieces took more, counts as 0."""
         self.evictions += 1
         self.evicted_bytes += max(0, nbytes)
 
 
 class SequenceMark(NamedTuple):
-    """The place of a sequence's layers before a round."""
+    """The offset of a sequence's layers before a round."""
 
     position: int
-    """The number of tokens that they had seen."""
+    """The number of tokens that the layers had seen."""
     length: int
     """The number of tokens of the round."""
     marks: list[tuple[LayerState, Mark]]
 
     def watched(self) -> AbstractContextManager[None]:
-        """Surrounds the call of the model over the round, so that layers can go back to any token of it."""
+        """Surrounds the call of the model over the round, so that layers can go back to any token of the round."""
         return watched([mark.reads for _, mark in self.marks if mark.reads is not None])
 
 
 class SequenceLayers:
-    """The cache list of a model and the adapter of every layer in it.
-
-    Between forwards all layers that the model uses stand at one offset.
-    """
+    """The cache list of a model, and the adapter of every layer in this list. Between forwards all layers that the
+    model uses stand at one offset."""
 
     def __init__(self, facts: LayerFacts, totals: Totals | None = None) -> None:
-        """The layers are fresh; the sequences of one cache share `totals`."""
+        """Makes fresh layers. The sequences of one cache share `totals`."""
         self.facts = facts
         self.totals = totals or Totals()
         self.layers = facts.make()
@@ -64,13 +62,13 @@ class SequenceLayers:
         self.sliceable = all(state.sliceable for _, state in self.used)
         """True if every layer is sliceable."""
         self.markable = bool(self.used) and all(state.markable for _, state in self.used)
-        """True if the layers can go back after a round."""
+        """True if every layer can go back after a round."""
         self.position = 0
         """The number of tokens that the layers have seen."""
 
     @property
     def offset(self) -> int:
-        """The number of tokens that every layer has seen: the least of all offsets."""
+        """The number of tokens that all layers have seen: the smallest of their offsets."""
         return min((state.offset for _, state in self.used), default=0)
 
     def page_out(self) -> None:
@@ -79,7 +77,7 @@ class SequenceLayers:
             return
         self.page_out_unsliceable()
         group: list[tuple[LayerState, list[Copy]]] = []
-        for state in self.states:  # in groups: all copies at once would need as much memory again
+        for state in self.states:  # in groups: all copies together would need as much memory again
             if copies := state.page_out():
                 group.append((state, copies))
                 if (
@@ -91,16 +89,16 @@ class SequenceLayers:
         self._complete(group)
 
     def _complete(self, group: list[tuple[LayerState, list[Copy]]]) -> None:
-        """Evaluates copies for snapshots of these layers, and trims their buffers: these may be those of a much longer
-        conversation that was just paged out."""
+        """Evaluates the copies, and trims the buffers of their layers: these buffers may come from a much longer
+        conversation, which was just paged out."""
         complete([copy for _, copies in group for copy in copies])
         for state, _ in group:
             state.trim(spare_room(self.offset))
         mx.eval([state.arrays() for state, _ in group])
 
     def count_forward(self, count: int) -> None:
-        """Counts a forward over `count` tokens that was built without an error. Raises RuntimeError, and corrects the
-        facts for later sequences, if a layer counts something other than tokens, or is used against the facts."""
+        """Counts a forward over `count` tokens, after its graph was built without an error. If a layer does not count
+        tokens, or is used against the facts, corrects the facts for later sequences and raises RuntimeError."""
         self.position += count
         for state in self.states:
             if state.whole:
@@ -111,7 +109,7 @@ class SequenceLayers:
                 raise RuntimeError(f"layer {slot} is at {state.offset} after {self.position} tokens")
 
     def rewind(self, to: int) -> Miss:
-        """Takes every layer back to `to` tokens. If one cannot go, moves none and returns the reason."""
+        """Takes every layer back to `to` tokens. If a layer cannot go back, moves no layer and returns the reason."""
         for _, state in self.used:
             if not state.can_rewind(to):
                 return state.refusal
@@ -123,15 +121,15 @@ class SequenceLayers:
         return Miss.NONE
 
     def mark(self, count: int) -> SequenceMark:
-        """Returns a mark before a round over `count` tokens. Raises ValueError if they are fewer than 2, and TypeError
-        unless the layers are `markable`."""
+        """Returns a mark for a round over the next `count` tokens. Raises ValueError if `count` is less than 2, and
+        TypeError unless the layers are `markable`."""
         if count < 2:
             raise ValueError(f"a round over {count} tokens")
         return SequenceMark(self.position, count, [(state, state.mark(count)) for _, state in self.used])
 
     def revert(self, mark: SequenceMark, to: int) -> None:
-        """Takes every layer, after the round that followed the mark, back to `to` tokens, or to the mark if a layer
-        cannot stand there. Uses up the mark."""
+        """Takes every layer back to `to` tokens after the round that followed the mark; or to the mark if any layer
+        cannot go back to `to`. Uses up the mark."""
         if to == self.position:
             return
         if not all(state.can_revert(each, to) for state, each in mark.marks):
@@ -141,11 +139,11 @@ class SequenceLayers:
         self.position = to
 
     def page_out_unsliceable(self) -> None:
-        """Pages out the live snapshots of the layers that are not sliceable, before these move."""
+        """Pages out the live snapshots of the layers that are not sliceable. Called before these layers move."""
         complete([copy for _, state in self.used if not state.sliceable for copy in state.page_out()])
 
     def reset(self) -> None:
-        """Empties every layer, keeping the same objects. Pages out their live snapshots first."""
+        """Pages out the live snapshots of every layer, then empties the layer, in the same object."""
         self.page_out_unsliceable()
         for state in self.states:
             if state.sliceable and not state.empty:
@@ -155,12 +153,12 @@ class SequenceLayers:
         self.position = 0
 
     def discard(self) -> None:
-        """Empties every layer and loses its live snapshots."""
+        """Empties every layer, and loses the layers' live snapshots."""
         for state in self.states:
             state.discard()
 
     def trim(self, room: int) -> None:
-        """Frees buffer room beyond the next `room` tokens."""
+        """Frees the room in buffers that is beyond the next `room` tokens."""
         for state in self.states:
             state.trim(room)
         self.evaluate()
@@ -169,29 +167,29 @@ class SequenceLayers:
         return [array for state in self.states for array in state.arrays()]
 
     def evaluate(self) -> None:
-        """Evaluates the arrays of all layers. Raises what MLX raises."""
+        """Evaluates the arrays of all layers. Raises the errors of MLX."""
         mx.eval(self.arrays())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layers, including room for tokens to come. The ledger counts snapshots."""
+        """The bytes of the layers, including room for later tokens, without snapshots that own their bytes."""
         return sum(state.nbytes for state in self.states)
 
     def measure(self) -> None:
-        """Notes in the facts how many bytes these layers take."""
+        """Notes the bytes of these layers in the facts."""
         self.facts.measure(state for _, state in self.used)
 
     def tokens_within(self, budget_bytes: int) -> int:
-        """Returns how many of the tokens in the layers would fit into `budget_bytes`."""
+        """Returns the number of tokens in the layers that would fit into `budget_bytes`."""
         other = sum(state.nbytes for _, state in self.used if not state.sliceable)
         return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
-        """Takes over the last `count` tokens of a row of a batch, given its layers, in place of a forward: between
-        `page_out` and `count_forward`."""
+        """Appends the last `count` tokens of a batch's row; `batch_caches` are the batch's layers. Call it in place of
+        a forward, between `page_out` and `count_forward`."""
         for batch_cache, state in zip(batch_caches, self.states, strict=True):
             state.absorb(batch_cache, row, count)
 
     def live(self) -> set[Snapshot]:
-        """Returns the snapshots whose bytes are in these layers."""
+        """Returns the snapshots that are live in these layers."""
         return {snapshot for state in self.states for snapshot in state.live}

@@ -1,11 +1,11 @@
-"""The sequences of layers over one trie: one for each open session, and several between sessions.
+"""The sequences of layers beside one trie: one for each open session, and some that no session uses.
 
-The sequence that was released last is `kept`. Sequences released before it are `parked`, as long as there are no more
-than there were sessions at once: conversations that take turns go on where they stand, and nothing is copied.
+The sequence that was released last is `kept`. Sequences that were released earlier are `parked`. There are at most as
+many sequences as sessions were ever open together: so conversations that take turns continue without copies.
 
-Invariants: the live snapshots of a sequence lie on the path to its node, or beyond and not yet overwritten; the kept
-sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it. A parked
-sequence stands at its node, which is locked.
+Invariants: a live snapshot of a sequence lies on the path to the sequence's node, or is beyond it and not yet
+overwritten; the kept sequence stands at the node `end` while no session uses this sequence. `end` is None if the kept
+sequence is empty or in use. A parked sequence stands at its node, which is locked.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from runner.cache.trie import PrefixTrie
 
 
 class LiveSequences:
-    """Assigns layers to sessions. A session detached from the trie stays listed until it closes, but shares nothing."""
+    """Assigns layers to sessions. A detached session shares nothing, but stays in `sessions` until it is closed."""
 
     def __init__(self, facts: LayerFacts, trie: PrefixTrie) -> None:
         self.facts = facts
@@ -31,9 +31,9 @@ class LiveSequences:
         self.kept = self.fresh()
         self.end: Node | None = None
         self.parked: dict[SequenceLayers, Node] = {}
-        """Sequences that were kept before, least recently used first, each with the node where it stands."""
-        self._parked_bytes: dict[SequenceLayers, int] = {}  # of their layers: counting them takes 70 us for each
-        self._most = 1  # the most sessions that were open at once
+        """The parked sequences, least recently used first, each with the node where it stands."""
+        self._parked_bytes: dict[SequenceLayers, int] = {}  # bytes of the layers: counting takes 70 us a sequence
+        self._most = 1  # the largest number of sessions open together
 
     @property
     def idle(self) -> bool:
@@ -47,7 +47,7 @@ class LiveSequences:
 
     @property
     def all(self) -> set[SequenceLayers]:
-        """The sequences of open sessions, the kept one and the parked ones."""
+        """The sequences of open sessions, the kept sequence and the parked sequences."""
         return {self.kept, *self.parked, *(session.sequence for session in self.sessions)}
 
     @property
@@ -58,17 +58,18 @@ class LiveSequences:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers, and of the snapshots that own theirs."""
+        """Bytes of all layers and of all snapshots that own bytes."""
         return self.layer_bytes + self.totals.ledger.nbytes
 
     def flush(self) -> None:
-        """Evaluates the pending copies of nodes that were split or joined. Raises what MLX raises."""
+        """Evaluates the pending copies for nodes that were split or joined. Raises the errors of MLX."""
         self.totals.ledger.flush()
 
     def choose(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers | None, Node | None]:
-        """Returns the sequence for a session whose prompt begins with the first `matched` tokens of this path, and the
-        node where it stands; None for a fresh sequence. A prompt that continues a conversation gets the layers of that;
-        any other gets the layers that have been idle for longest, once there are enough."""
+        """Returns the sequence for a session whose prompt begins with the first `matched` tokens of `path`, and the
+        node where this sequence stands; None stands for a fresh sequence. A prompt that continues a conversation gets
+        the layers of that conversation. Any other prompt gets the layers that have been idle longest if there are as
+        many sequences as sessions were open together."""
         idle: dict[SequenceLayers, Node | None] = {**self.parked}
         if self.idle:
             idle[self.kept] = self.end
@@ -86,7 +87,7 @@ class LiveSequences:
         return next(iter(idle.items()))
 
     def acquire(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers, Node | None]:
-        """Returns layers for a session that is about to open, as `choose` does."""
+        """Returns the result of `choose` for a session that opens now, with a fresh sequence in place of None."""
         self._most = max(self._most, len(self.sessions) + 1)
         sequence, end = self.choose(path, matched)
         if sequence is None:
@@ -98,13 +99,13 @@ class LiveSequences:
         return sequence, end
 
     def release(self, sequence: SequenceLayers, end: Node) -> None:
-        """Keeps a session's layers, which stand at `end`. Parks the idle sequence kept before, or evicts it if others
-        hold most of its tokens, too."""
+        """Keeps a session's layers, which stand at `end`. If the previous kept sequence is idle, parks it, or evicts it
+        if other sequences hold at least half of its tokens."""
         former, former_end, idle = self.kept, self.end, self.idle
         self.kept = sequence
         self.end = end
         for node in end.path():
-            resume.make_live(sequence, node)  # to join snapshots of two sequences would copy them
+            resume.make_live(sequence, node)  # joining snapshots of two sequences would copy them
         if idle and former is not sequence:
             if former_end is not None and self._is_mostly_its_own(former_end):
                 self.parked[former] = former_end
@@ -114,12 +115,14 @@ class LiveSequences:
                 self._evict(former)
 
     def _is_mostly_its_own(self, end: Node) -> bool:
-        """Returns True if a sequence that stands at `end` shares less than half of its tokens with any other one."""
+        """Returns True if a sequence that stands at `end` shares less than half of its tokens with any other
+        sequence."""
         held = set(self.end.path()) if self.end else set[Node]()
         return 2 * max(node.end for node in end.path() if node.locks or node in held or node.parent is None) < end.end
 
     def evict_parked(self) -> None:
-        """Pages out the snapshots that only the least recently used parked sequence holds, and empties it."""
+        """Empties the least recently used parked sequence, after it pages out the snapshots that only this sequence
+        holds."""
         sequence = next(iter(self.parked))
         self._unpark(sequence)
         self._evict(sequence)
@@ -129,13 +132,13 @@ class LiveSequences:
         self._trie.unlock(self.parked.pop(sequence))
 
     def evict_kept(self) -> None:
-        """Pages out the snapshots that only the kept sequence holds, and empties it."""
+        """Empties the kept sequence, after it pages out the snapshots that only this sequence holds."""
         self.end = None
         self._evict(self.kept)
 
     def hand_over_shared(self, sequence: SequenceLayers) -> set[Snapshot]:
-        """Makes snapshots that other sequences hold, too, live in their layers, and returns the snapshots that only
-        `sequence` holds. The kept sequence has claimed all of its path before."""
+        """Makes snapshots that are live in `sequence` live in other sequences that hold the same tokens. Returns the
+        snapshots that no other sequence can hold. The kept sequence has claimed its path in `release`."""
         standing = [*self.parked.items(), *((session.sequence, session.node) for session in self.sharing)]
         for other, end in standing:
             if other is not sequence:
@@ -145,8 +148,8 @@ class LiveSequences:
         return sequence.live()
 
     def detach_sessions(self) -> None:
-        """Detaches the open sessions, which keep their layers, and forgets the other sequences. No snapshot may be open
-        any more."""
+        """Detaches the open sessions, which keep their layers, and forgets the other sequences. Called after all
+        snapshots are closed."""
         for session in self.sessions:
             session.detached = True
         for sequence in (*self.parked, *([self.kept] if self.idle else [])):

@@ -1,4 +1,4 @@
-"""Sessions: each request's use of the layers, alone and in a batch."""
+"""Sessions: the use of layers by each request, alone and in a batch."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -19,37 +19,37 @@ log = Log(__name__)
 _NOT_READY = "a forward in a session that is closed or failed, or has a round to accept"
 
 _FEW = 16
-"""The most tokens of a prompt to compute after its known first token was sent: a repeat has no more, whatever the
-layers."""
+"""The most tokens of a prompt that may be left to compute after the known first token of its answer was sent. A
+repeated prompt never has more left, for any sort of layer."""
 CHECK_TOKENS = 64
-"""The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
+"""The number of decode steps between two checks of the bytes held. Layers grow by more tokens at a time than this."""
 
 
 class Session:
     """One request's use of the layers, from `begin` to `close`.
 
-    `total`, `matched` and `cached` count tokens: the prompt, the prefix it shares with the cache, and the part of that
-    prefix which need not be evaluated again. `remaining` is the rest of the prompt, never empty. `recorded` is the
-    prompt and the tokens sampled since. `layers` is the `cache=` argument of the model's forward; while decoding they
-    are up to one token ahead of the record.
+    `total`, `matched` and `cached` are numbers of tokens: of the prompt, of the prefix that it shares with the cache,
+    and of the part of this prefix that need not be evaluated again. `remaining` is the rest of the prompt, never empty.
+    `recorded` is the prompt and the tokens sampled after it. `layers` is the `cache=` argument of the model's forward.
+    During decode the layers are up to one token ahead of `recorded`.
 
-    A *round* is a forward over several tokens of the answer, the first of which may prove right:
+    A *round* is a forward over several tokens of the answer. Perhaps only the first of them are right:
 
-        with session.draft_round(n):            # the token that is next anyway, and n - 1 drafts after it
+        with session.draft_round(n):            # over the next token and n - 1 drafts after it
             logits = model(tokens, session.layers)
-        ...                                     # find out that the first m tokens are right
+        ...                                     # find out that the first m of these tokens are right
         if not session.accept(m):               # True: the session stands after these m tokens
-            ...                                 # False: it stands where it did; compute these m once more
+            ...                                 # False: it stands where the round began; compute the m tokens again
 
-    Until `accept` the session stands where it did before, whatever its layers hold. Several tokens that are computed
-    once more are a round, which is then accepted as a whole, and may have further drafts after them. Record drafts once
-    they are known to be right, before `accept` or after it.
+    Until `accept` the position of the session stays as it was before the round. To compute several known tokens once
+    more, use a round, too; it may have further drafts after these tokens. Drafts that are right may be recorded before
+    or after `accept`.
     """
 
     def __init__(
         self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["Session"], None]
     ) -> None:
-        """The first `close` calls `end(session)`."""
+        """`end(session)` is called by the first `close`."""
         self.sequence = sequence
         self.layers = sequence.layers
         self.total = len(prompt)
@@ -58,19 +58,19 @@ class Session:
         self._evicted_bytes = sequence.totals.evicted_bytes
         self.recorded = prompt
         self.first: int | None = None
-        """The first token of the answer, if it is known and not recorded yet. Meanwhile the layers may have seen the
-        whole prompt: record it, or call `forget_first`, before computing."""
+        """The first token of the answer, if this is known and not recorded yet. The layers may have seen the whole
+        prompt then. Before the next forward, record this token or call `forget_first`."""
         self.next_check_at = 0
-        """The position after which a forward of a single token calls `_check`, too."""
+        """The position from which on a forward over one token calls `_check`, as every longer forward does."""
         self.failed = False
-        """True during a forward and after an interrupted one: nothing in the layers can be trusted. Set it if an
-        evaluation has raised; `close` then frees everything."""
+        """True during a forward, and after a forward that raised: the content of the layers may be wrong. The caller
+        sets it if an evaluation raised. `close` then keeps nothing of the layers."""
         self.cache_invalid = False
-        """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted."""
+        """True if the cache's own code raised during a forward: the content of the cache may be wrong."""
         self.distrusted = False
-        """True if the session has computed NaN or infinity: `close` keeps nothing of it."""
-        self._mark: SequenceMark | None = None  # of the round that has to be accepted
-        self._ready = True  # neither closed nor in a round
+        """True if the session has computed NaN or infinity: `close` keeps none of its tokens."""
+        self._mark: SequenceMark | None = None  # the mark of the round that has to be accepted
+        self._ready = True  # False while in a round, and after `close`
 
     @property
     def remaining(self) -> list[int]:
@@ -84,19 +84,19 @@ class Session:
 
     @property
     def evicted_bytes(self) -> int:
-        """Bytes that the cache has evicted since the session began, for any session."""
+        """The bytes that the whole cache has evicted since this session began."""
         return self.sequence.totals.evicted_bytes - self._evicted_bytes
 
     def state(self) -> list[mx.array]:
-        """Returns every array of every layer, to evaluate after a forward."""
+        """Returns all arrays of all layers, for an evaluation after a forward."""
         return self.sequence.arrays()
 
     def next_forward(self, most: int) -> int:
-        """Returns the number of tokens of the next prefill forward, at most `most`; 0 once only the last is left, which
-        belongs to the first decode step. Raises ValueError unless `most` is positive.
+        """Returns the number of tokens for the next prefill forward, at most `most`. Returns 0 once only the last
+        recorded token is left, which the first decode step computes. Raises ValueError unless `most` is positive.
 
-        The tokens are the next ones of `recorded` from `position` on. In a session that was set back (its layers have
-        seen fewer tokens than are recorded) sampled tokens are among them.
+        The tokens are those in `recorded` from `position` on. If the session was set back (its layers have seen fewer
+        tokens than are recorded), sampled tokens can be among them.
         """
         if most < 1:
             raise ValueError(f"a prefill forward of {most} tokens")
@@ -105,11 +105,9 @@ class Session:
 
     @contextmanager
     def forward(self, count: int) -> Iterator[None]:
-        """Surrounds the call of the model over the next `count` tokens, and nothing that may fail for other reasons.
-
-        MLX is lazy: the block may contain the evaluation, but need not. An exception inside leaves layers at
-        different offsets, or in an unknown state; the session then ends with everything freed.
-        """
+        """Surrounds the call of the model over the next `count` tokens, and no other code that may raise. MLX is lazy:
+        the evaluation may be inside the block or after it. If the block raises, the layers may stand at different
+        offsets; `close` then keeps nothing of them."""
         if not self._ready or self.failed:
             raise RuntimeError(_NOT_READY)
         self.failed = self.cache_invalid = True
@@ -123,18 +121,20 @@ class Session:
         self.failed = self.cache_invalid = False
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
-        """Takes over the last `count` tokens of a row of a batch, given its layers."""
+        """Appends the last `count` tokens of a batch's row to the session's layers. `batch_caches` are the batch's
+        layers."""
         with self.forward(count):
             self.sequence.absorb(batch_caches, row, count)
-            self.sequence.evaluate()  # an unevaluated slice would keep the whole batch alive
+            self.sequence.evaluate()  # an unevaluated slice keeps the whole batch alive
 
     def record(self, token: int) -> None:
-        """Records a sampled token, or the token that ends a generation. Call it as soon as the token is known, whether
-        or not its forward was dispatched already."""
+        """Records a sampled token, also the one that ends a generation. Call it as soon as the token is known, even if
+        the forward over this token was dispatched before."""
         self.recorded.append(token)
 
     def continuation(self, most: int) -> list[int]:  # noqa: ARG002
-        """Returns up to `most` tokens that followed all recorded ones in another conversation; pictures end them."""
+        """Returns up to `most` tokens that followed the recorded ones in another conversation, up to an item of
+        media."""
         return []
 
     def forget_first(self) -> None:
@@ -143,23 +143,22 @@ class Session:
 
     def forget_first_if_far(self) -> None:
         """Forgets the known first token if more than a few tokens of the prompt are left: the answer would pause after
-        it while they are computed."""
+        its first token until these are computed."""
         if self.first is not None and self.total - self.position > _FEW:
             self.forget_first()
 
     def close(self) -> None:
-        """Ends the session; call it in a `finally`. A second call does nothing.
-
-        Rewinds all layers to the tokens that are both recorded and seen, and stores them. If the session has `failed`,
-        or when a layer cannot be rewound, frees everything and logs it.
-        """
+        """Ends the session. Call it in a `finally`; a second call does nothing. Rewinds all layers to the last offset
+        that is both recorded and seen, and stores the tokens up to there, or fewer if a layer cannot rewind. If the
+        session has `failed`, logs this and frees what may be wrong."""
         end, self._end = self._end, None
         if end is None:
             return
         mark = self._mark
         if mark is not None and not self.failed:
             try:
-                # The tokens recorded after the first one need not be the drafts that the layers hold.
+                # Only the first token of the round is certain: the other recorded tokens may differ from the drafts in
+                # the layers.
                 self.accept(int(len(self.recorded) > mark.position))
             except Exception:
                 log.exception("a round could not be taken back")
@@ -173,8 +172,8 @@ class Session:
         return None
 
     def _check(self, count: int, *, stepwise: bool) -> None:
-        """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each. Called after
-        several tokens, and at `next_check_at`."""
+        """Called after a forward over several tokens, and when `next_check_at` is reached. `count` tokens were
+        computed: one by one if `stepwise`, else in one forward."""
 
     @property
     def in_round(self) -> bool:
@@ -183,8 +182,8 @@ class Session:
 
     @contextmanager
     def draft_round(self, count: int) -> Iterator[None]:
-        """Surrounds the call of the model over the next `count` tokens, at least 2, as `forward` does; `accept` has to
-        follow. Raises ValueError for fewer tokens, and TypeError unless `sequence.markable`."""
+        """Surrounds the call of the model over the next `count` tokens, as `forward` does; call `accept` afterwards.
+        Raises ValueError if `count` is less than 2, and TypeError unless `sequence.markable`."""
         if not self._ready or self.failed:
             raise RuntimeError(_NOT_READY)
         mark = self.sequence.mark(count)
@@ -197,11 +196,9 @@ class Session:
         self.failed = False
 
     def accept(self, count: int) -> bool:
-        """Ends a round whose first `count` tokens are right. Returns True if the session now stands after these, as if
-        they had been computed one by one; False if a layer cannot, and the session stands where it did before.
-
-        Raises RuntimeError if there is no round to end, and ValueError if it has fewer tokens.
-        """
+        """Ends a round whose first `count` tokens are right. Returns True if the session now stands after these tokens,
+        as if they had been computed one by one; False if a layer cannot, and the session is back where the round began.
+        Raises RuntimeError if there is no round to end, and ValueError if the round has fewer than `count` tokens."""
         mark = self._mark
         if mark is None:
             raise RuntimeError("no round to accept")
@@ -233,21 +230,21 @@ class TrieSession(Session):
         go_back: Callable[["TrieSession", int], None],
         end: Callable[[Session], None],
     ) -> None:
-        """`node` of the trie is where the layers stand. `check(session, count, stepwise)` is called as `_check` is;
-        `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""
+        """The layers stand at the end of `node`. `_check` calls `check(session, count, stepwise)`; `go_back(session,
+        to)` takes the session's layers back to `to` tokens."""
         super().__init__(sequence, prompt, match, end)
         self._trie = trie
         self._check_cache = check
         self._go_back = go_back
         self.node = node
-        """The last node that the session has reached; locked."""
+        """The last node that the session has reached. The session holds a lock on it."""
         self.checkpoints: list[Checkpoint] = []
         self.detached = False
-        """True if the trie was cleared under this session: it keeps its layers, and stores nothing."""
-        self._left_at: Node | None = None  # the tokens recorded after this node are no path of the trie
+        """True if the trie was cleared meanwhile: the session keeps its layers, and stores nothing."""
+        self._left_at: Node | None = None  # no path of the trie spells the recorded tokens after this node
 
     def add_checkpoint(self, at: int) -> None:
-        """Adds a stop to the prefill, where another prompt diverges from this one."""
+        """Adds a stop to the prefill at `at`, where another prompt diverges from this prompt."""
         if all(each.at != at for each in self.checkpoints):
             insort(self.checkpoints, Checkpoint(at, keep=False))
             self.next_check_at = min(self.next_check_at, at)
@@ -257,10 +254,10 @@ class TrieSession(Session):
             return []
         ahead = self.recorded[self.node.end :]
         if ahead and ahead[0] not in self.node.children:
-            return []  # the usual case, and the cheapest
+            return []  # the most frequent case, and the cheapest
         found = self._trie.continuation(self.node, keys(ahead), most).tolist()
         if ahead and not found:
-            self._left_at = self.node  # for good: recorded tokens stay
+            self._left_at = self.node  # this does not change again: recorded tokens stay
         return [*takewhile(lambda token: token >= 0, found)]
 
     def forget_first(self) -> None:
@@ -286,20 +283,20 @@ class TrieSession(Session):
 
 
 class DecodeRows:
-    """One session over its own layers, or several over a batch: copies of their layers, joined.
+    """One session over its own layers, or several sessions over a batch: joined copies of the sessions' layers.
 
-    The own layers of a session stand still while it is in a batch. When it leaves, they take over the tokens that its
-    row has seen since; to the session that looks like one forward. If a batch fails, nothing in it can be trusted; the
-    sessions' own layers can, and are only behind.
+    While a session is in a batch, its own layers stand still. When it leaves, its layers take over the tokens that its
+    row of the batch has seen, as if in one forward. If a batch fails, its content may be wrong; the sessions' own
+    layers are still right, and only behind.
     """
 
     def __init__(self, session: Session) -> None:
         self.sessions = [session]
         self.may_draft = True
-        """False once a round has shown that layers of a batch cannot go back row by row."""
+        """False once a round has shown that the rows of a batch cannot go back by different numbers of tokens."""
         self._batch: BatchedLayers | None = None
-        self._seen = [0]  # tokens that the batch has seen of each session
-        self._in_round = False  # the batch has a round to accept
+        self._seen = [0]  # for each session, the tokens that only the batch has seen
+        self._in_round = False  # True if the batch has a round to accept
 
     @property
     def batchable(self) -> bool:
@@ -327,8 +324,8 @@ class DecodeRows:
         return 0 if self._batch is None else self._batch.nbytes
 
     def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
-        """Calls `forward(tokens, layers)` of the model over one more token of each session, [B, 1], or several of one,
-        [1, L]. Returns its logits [B, L, V] (lazy)."""
+        """Calls the model's `forward(tokens, layers)`. `tokens` are the next token of each session, [B, 1], or several
+        tokens of a single session, [1, L]. Returns the logits [B, L, V] (lazy)."""
         if self._batch is None:
             session, length = self.sessions[0], tokens.shape[1]
             in_round = length > 1 and session.sequence.markable
@@ -342,9 +339,9 @@ class DecodeRows:
         return logits
 
     def draft(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array | None:
-        """Calls `forward(tokens, layers)` over tokens [B, L], L > 1: the next token of each session, drafts, and
-        padding. Returns the logits [B, L, V] (lazy); `accept` has to follow. Returns None, with all sessions where they
-        were, if the rows of a batch cannot go back one by one."""
+        """Calls `forward(tokens, layers)` over `tokens` [B, L], L > 1: for each session its next token, drafts and
+        padding. Returns the logits [B, L, V] (lazy); call `accept` afterwards. Returns None, and leaves all sessions
+        where they were, if the rows of a batch cannot go back by different numbers of tokens."""
         if self._batch is None:
             session = self.sessions[0]
             with session.draft_round(tokens.shape[1]):
@@ -359,8 +356,8 @@ class DecodeRows:
         return logits
 
     def accept(self, counts: Sequence[int]) -> bool:
-        """Ends a round: the first `counts` tokens of each session are right. Returns the result of `Session.accept`,
-        or True for several sessions."""
+        """Ends a round. `counts` are, for each session, the number of tokens that are right. Returns the result of
+        `Session.accept` for one session, and True for several."""
         if self._batch is None:
             return self.sessions[0].accept(counts[0])
         self._in_round = False
@@ -369,19 +366,19 @@ class DecodeRows:
         return True
 
     def take_back(self, length: int) -> None:
-        """Ends a round over `length` tokens of each session whose logits are not numbers, and brings all sessions back
-        to where they were."""
+        """Ends a round over `length` tokens whose logits have NaN or infinity: all sessions go back to where they
+        were."""
         self.accept([0] * len(self.sessions))
         if self._batch is not None:
             self._batch.wipe_columns(length)
 
     def arrays(self) -> list[mx.array]:
-        """Returns the arrays of a batch to evaluate together with its logits, which do not depend on them."""
+        """Returns the arrays of a batch on which its logits do not depend. Evaluate them together with the logits."""
         return [] if self._batch is None else self._batch.arrays()
 
     def join(self, others: Sequence["DecodeRows"]) -> None:
-        """Appends the one session of each of `others`. Waits for the forwards that they have under way. Raises
-        RuntimeError if one of them has a round to accept."""
+        """Appends the single session of each of `others`. Waits for forwards over their layers. Raises RuntimeError if
+        any session has a round to accept."""
         sessions = [session for each in others for session in each.sessions]
         if self._in_round or any(each.in_round for each in (*self.sessions, *sessions)):
             raise RuntimeError("layers with drafts in them cannot be joined")
@@ -394,18 +391,18 @@ class DecodeRows:
         self._seen += [0] * len(sessions)
 
     def make_room(self, sessions: int, tokens: int) -> bool:
-        """Makes a piece of the room that a batch needs for this many more `sessions`, of at most `tokens` tokens, and
-        for the next tokens of all. Returns True once nothing is lacking."""
+        """Makes a piece of the room that a batch needs for `sessions` more sessions, with at most `tokens` tokens each,
+        and for the next tokens of all sessions. Returns True once there is room for everything."""
         return self._batch is None or self._batch.make_room(len(self.sessions) + sessions, tokens)
 
     def settle(self, row: int) -> None:
-        """Lets the session's own layers take over the tokens that its row has seen."""
+        """Appends the tokens that a row of the batch has seen to the own layers of the row's session."""
         count, self._seen[row] = self._seen[row], 0
         if self._batch is not None and count:
             self.sessions[row].absorb(self._batch.caches, row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, in this order. A session that is left alone takes over its row."""
+        """Keeps only these rows, in this order. If one session is left, its layers take over the tokens of its row."""
         if len(rows) == 1:
             self.settle(rows[0])
         elif self._batch is not None:

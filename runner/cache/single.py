@@ -1,7 +1,7 @@
-"""The cache kinds of one session at a time: `single` keeps the last sequence, `none` nothing.
+"""The caches for one session at a time: the kind `single` keeps the last sequence, the kind `none` keeps nothing.
 
-Invariants between sessions: all layers stand at `len(self.tokens)`, and hold exactly these tokens. An empty record
-says nothing about the layers; they are reset before use.
+Invariants between sessions: all layers stand at `len(self.tokens)`, and hold exactly these tokens. If the record is
+empty, the layers may hold anything: they are reset before their next use.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ log = Log(__name__)
 
 
 class SingleEntryCache(PrefixCache):
-    """A cache of one sequence. The next prompt reuses the prefix that it shares with the last one, if every layer can
-    go back there; otherwise everything is computed again."""
+    """A cache of one sequence. The next prompt reuses the prefix that it shares with the last prompt, if every layer
+    can go back to the end of this prefix. Otherwise the whole prompt is computed."""
 
     keeps = True
     paged_bytes = 0
@@ -29,7 +29,7 @@ class SingleEntryCache(PrefixCache):
         self.totals = Totals()
         self.sequence: SequenceLayers | None = None
         self.tokens: list[int] = []
-        """The record between sessions."""
+        """The record between sessions; empty during a session."""
         self._salt = ""
         self._open = False
 
@@ -49,7 +49,7 @@ class SingleEntryCache(PrefixCache):
         return session
 
     def detach(self) -> None:
-        """Frees everything, unless a session is open: the cache holds nothing but its layers."""
+        """Frees everything unless a session is open: the cache then holds nothing except this session's layers."""
         if not self._open:
             self.sequence = None
             self.tokens = []
@@ -58,11 +58,11 @@ class SingleEntryCache(PrefixCache):
         return self.facts.bytes_of(tokens)
 
     def _open_session(self, prompt: list[int], salt: str) -> Session:
-        """Returns a session over layers that stand at the cached prefix."""
+        """Returns a session over layers that stand at the end of the cached prefix."""
         if self.sequence is None:
             self.sequence = SequenceLayers(self.facts, self.totals)
         match = self._match(prompt, salt)
-        # The session owns the record until it closes: if anything goes wrong in between, the record claims nothing.
+        # The record is empty until the session closes: after an error it must not claim tokens.
         recorded, self.tokens, self._salt = self.tokens, [], salt
         if match.cached == 0:
             self.sequence.reset()
@@ -82,7 +82,7 @@ class SingleEntryCache(PrefixCache):
         if salt != self._salt:
             return Match(0, 0, Miss.SALT)
         matched = common_prefix(tokens, self.tokens)
-        # One token is always evaluated again: the first logits come from it.
+        # The last token is always evaluated again: the first logits come from it.
         cached = min(matched, len(tokens) - 1)
         return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
 
@@ -92,7 +92,7 @@ class SingleEntryCache(PrefixCache):
         self._release(session)
 
     def _release(self, session: Session) -> None:
-        """Stores the tokens of the session, or frees them."""
+        """Keeps the tokens of the session in the layers and the record, or frees them."""
         sequence = session.sequence
         if not self.keeps:
             sequence.reset()
@@ -103,7 +103,8 @@ class SingleEntryCache(PrefixCache):
             if session.cache_invalid:
                 self.sequence = None
             return
-        # The layers may be ahead of the record by a token that was never read, or behind it by tokens never computed.
+        # The layers may be ahead of the record by a token that was never read, or behind it by tokens that were never
+        # computed.
         reached = min(sequence.offset, len(session.recorded))
         refusal = sequence.rewind(reached)
         if refusal:
@@ -122,6 +123,6 @@ class SingleEntryCache(PrefixCache):
 
 
 class NullCache(SingleEntryCache):
-    """Makes fresh layers for every session and frees them when it ends."""
+    """Makes fresh layers for every session, and frees them when the session ends."""
 
     keeps = False

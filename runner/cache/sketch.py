@@ -1,4 +1,4 @@
-"""The facts about the layers of a model, and the sketch that finds them before the first request."""
+"""The facts about the layers of a model, and the sketch that finds these facts before the first request."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,37 +20,34 @@ _TOKENS, _MORE = 16, 512
 
 @dataclass(eq=False)
 class LayerFacts:
-    """The layers of a model: the function that makes them, and their content. A slot is the index of a layer in the
-    order of `flatten`.
-
-    All caches of a model share one object. Requests change it in two ways: windows and states may take more bytes than
-    were seen before, and `correct` notes facts that a sketch could not show.
-    """
+    """The function that makes the layers of a model, and the facts about them. A slot is a layer's index in `flatten`.
+    All caches of a model share one object. Requests change it in two ways: tails and states may take more bytes than
+    before, and `correct` notes facts that a sketch could not show."""
 
     make: MakeLayers
     """Returns the layers of a new sequence."""
     used: frozenset[int] = frozenset()
-    """Slots of the layers that a forward fills. The model does not use the others."""
+    """Slots of the layers that a forward fills. The model does not use the other layers."""
     untrusted: frozenset[int] = frozenset()
-    """Slots of layers that count something other than tokens: their states are stored whole."""
+    """Slots of the layers that count something other than tokens: all their attributes are stored as one state."""
     token_bytes: int = 0
-    """Bytes of one more token in all sliceable layers."""
+    """Bytes of one token in all sliceable layers together."""
     tail_bytes: int = 0
-    """The most bytes seen in all layers with a tail."""
+    """The most bytes that all layers with a tail together have had."""
     state_bytes: int = 0
-    """The most bytes seen in all layers with a state."""
+    """The most bytes that all layers with a state together have had."""
 
     def bytes_of(self, tokens: int) -> int:
-        """Returns about how many bytes a sequence of `tokens` tokens takes."""
+        """Returns the approximate bytes of a sequence of `tokens` tokens."""
         return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
 
     def most_checkpoints(self, budget_bytes: int | None) -> int | None:
-        """Returns how many checkpoints one prompt may leave for their states to take at most a quarter of the budget.
-        None is no limit: windows cost no more than their tokens, wherever they are split."""
+        """Returns the largest number of checkpoints for one prompt whose states take at most a quarter of the budget,
+        at least 1. None means no limit: without states, a checkpoint takes no additional bytes."""
         return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None
 
     def measure(self, states: Iterable[LayerState]) -> None:
-        """Notes the bytes of windows and states in the layers of a sequence."""
+        """Notes the bytes of tails and states in the layers of a sequence."""
         tail_bytes = state_bytes = 0
         for state in states:
             if state.whole:
@@ -61,7 +58,7 @@ class LayerFacts:
         self.state_bytes = max(self.state_bytes, state_bytes)
 
     def correct(self, slot: int, offset: int) -> None:
-        """Notes that a layer of this slot counts `offset` after another number of tokens."""
+        """Notes that the layer in this slot counted `offset` after another number of tokens."""
         log.info("a layer counts something other than tokens: its state is stored whole", layer=slot, at=offset)
         self.used |= {slot}
         self.untrusted |= {slot}
@@ -70,13 +67,13 @@ class LayerFacts:
 class Sketch:
     """The forwards of a short prompt and of one more token, over temporary layers.
 
-    They are built and not computed, which takes milliseconds whatever the size of the model: shapes, types, the layers
-    that fill and the tokens that they count are known without a computation. If a layer stays empty, a longer prompt
-    shows whether it fills later: some layers hold an entry for each group of tokens. Owner: the engine thread.
+    The forwards are built and not computed, which takes milliseconds for a model of any size. They show shapes, types,
+    the layers that a forward fills, and the tokens that each layer counts. If a layer stays empty, a longer prompt
+    shows whether it fills later: some layers have one entry for several tokens. Owner: the engine thread.
     """
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int, context_length: int = _MORE) -> None:
-        """Raises what the forward raises for shapes that do not fit and values that it cannot compute with."""
+        """Raises the errors of the forward, for example for shapes that do not fit."""
         self._forward = forward
         self.facts = LayerFacts(make_layers)
         self.prompt, more = (
@@ -104,11 +101,12 @@ class Sketch:
         self.facts.measure(self.used.values())
 
     def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        """Stands in for the forward of the model when the sketch is computed: builds only missing forwards."""
+        """Replaces the model's forward if the sketch is computed: returns logits that are built already, or builds new
+        ones."""
         return self._logits.pop(0) if self._logits else self._forward(tokens, layers)
 
     def _read(self, layers: list[object], *texts: list[int]) -> list[LayerState]:
-        """Builds a forward over each text. Returns the adapters of the layers, and notes which cannot be trusted."""
+        """Builds a forward over each text. Returns the adapters of the layers, and notes untrusted layers."""
         states = [
             adapt(layer, Ledger(), slot not in self.facts.untrusted) for slot, layer in enumerate(flatten(layers))
         ]

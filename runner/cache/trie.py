@@ -1,13 +1,13 @@
-"""A compressed prefix trie over token ids: the computed prompts, and where their pieces are.
+"""A compressed prefix trie over token ids: the computed prompts, and the snapshots of their pieces.
 
-A node's edge carries the tokens [start, end) and one slot per layer for their snapshot. A snapshot has a size here, and
-can be split, joined and closed; nothing else is known of it. Children are found by the first token of their edge, so no
-two siblings share it.
+A node has an edge with the tokens [start, end), and one slot per layer for the snapshot of these tokens. The trie asks
+snapshots for their size, and splits, joins and closes them; it knows nothing else of them. A child is found by the
+first token of its edge, so the edges of siblings begin with different tokens.
 
 Locking a node locks its path to the root; locked nodes are neither removed nor merged away.
 
-The rules are those of Ollama's trie at HEAD (August 2026), except that counted locks replace its single active path,
-and that an edge never grows in place.
+The rules are those of Ollama's trie at HEAD (August 2026), with two exceptions: counted locks replace Ollama's single
+active path, and an edge never grows in place.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -19,25 +19,26 @@ from runner.cache.node import Node, Tokens, common_prefix, keys
 
 
 class PrefixTrie:
-    """The nodes of all salts. Each salt has a root of its own, which never holds anything itself."""
+    """The nodes of all salts. Each salt has a root of its own. A root has no tokens and no snapshots."""
 
     def __init__(self) -> None:
         self.roots: dict[str, Node] = {}
         self.now = 0
-        """The time of the latest use of any node."""
+        """The tick of the latest use of any node."""
         self.changed: set[Node] = set()
-        """Nodes, roots included, that were made, removed, touched or unlocked, or whose edge or children changed, since
-        this set was emptied. Slots change without a trace here: only in locked nodes, and where a snapshot is live."""
+        """The nodes, roots included, that were made, removed, touched or unlocked, or that got another edge or other
+        children, since this set was emptied. Changes of slots are not noted: slots change only in locked nodes and
+        where a snapshot is live."""
 
     def root(self, salt: str = "") -> Node:
-        """Returns the root of all prompts of this salt. Making a root drops those without children and locks."""
+        """Returns the root of all prompts with this salt. If it is new, drops roots without children and locks."""
         if salt not in self.roots:
             self.roots = {name: root for name, root in self.roots.items() if root.children or root.locks}
             self.roots[salt] = Node(keys(()), None)
         return self.roots[salt]
 
     def nodes(self) -> Iterator[Node]:
-        """Yields all nodes but the roots, parents before their children."""
+        """Yields all nodes except the roots, each parent before its children."""
         waiting = [child for root in self.roots.values() for child in root.children.values()]
         while waiting:
             node = waiting.pop()
@@ -45,8 +46,8 @@ class PrefixTrie:
             waiting.extend(node.children.values())
 
     def match(self, start: Node, tokens: Tokens) -> tuple[list[Node], int]:
-        """Returns the longest path, `start` first, that spells the first of these tokens from the end of `start` on,
-        and the number of these. The last node may be matched only in part."""
+        """Returns the longest path from `start` whose edges after `start` spell the beginning of `tokens`, and the
+        number of tokens that match. Perhaps only a part of the last node matches."""
         path, children, at, end = [start], start.children, 0, len(tokens)
         while at < end and (child := children.get(tokens[at])) is not None:
             path.append(child)
@@ -58,8 +59,8 @@ class PrefixTrie:
         return path, at
 
     def continuation(self, start: Node, tokens: Tokens, most: int) -> Tokens:
-        """Returns up to `most` tokens that follow these on the path down from the end of `start`; none if no path
-        spells them. At a fork takes the child that was used last."""
+        """Returns up to `most` tokens that follow `tokens` on a path down from the end of `start`. The result is empty
+        if no path spells `tokens`. At a fork, follows the child that was used last."""
         path, matched = self.match(start, tokens)
         if matched < len(tokens):
             return keys(())
@@ -71,8 +72,8 @@ class PrefixTrie:
         return found
 
     def extend(self, node: Node, tokens: Tokens) -> list[Node]:
-        """Extends the trie from the end of `node` along these tokens. Returns the nodes passed, without `node`; the
-        last one ends with the last token. New nodes do not count as used: the caller touches and fills them."""
+        """Adds a path with `tokens` below the end of `node`. Returns the nodes of the path, without `node`; the last of
+        them ends with the last token. New nodes do not count as used: the caller touches and fills them."""
         path, matched = self.match(node, tokens)
         passed, reached = path[1:], node.end + matched
         if passed and passed[-1].end > reached:
@@ -82,9 +83,8 @@ class PrefixTrie:
         return passed
 
     def split(self, node: Node, at: int) -> Node:
-        """Splits an edge after its first `at` tokens and returns the new upper node. `node` becomes the lower one, and
-        keeps its end, its children and its checkpoint mark. Raises ValueError unless 0 < at < the length of the edge.
-        """
+        """Splits a node after its first `at` tokens and returns the new upper node. `node` becomes the lower node: its
+        end, its children and its checkpoint mark stay. Raises ValueError unless 0 < at < the length of the edge."""
         if node.parent is None or not 0 < at < len(node.tokens):
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
@@ -101,14 +101,14 @@ class PrefixTrie:
         return upper
 
     def cut(self, path: list[Node], at: int) -> list[Node]:
-        """Returns the path with a node that ends at `at`, an offset on it; splits the last node if need be."""
+        """Returns the path up to a node that ends at `at`, an offset in the last node. Splits that node if needed."""
         last = path[-1]
         return [*path[:-1], self.split(last, at - last.start)] if last.start < at < last.end else path
 
     def merge(self, node: Node) -> Node:
-        """Joins `node` with its only child and returns the child, which keeps its end, its children and its checkpoint
-        mark, and takes the later use of the two. Raises ValueError unless there is exactly one child, for a root, and
-        while `node` itself is in use."""
+        """Joins `node` with its only child and returns the child. The end, the children and the checkpoint mark of the
+        child stay; its last use is the later of the two. Raises ValueError for a root, for a node without exactly one
+        child, and for a node with a lock of its own."""
         child = node.only_child()
         if node.parent is None or child is None or node.locks != child.locks:
             raise ValueError(f"cannot merge {node!r} into a child")
@@ -124,15 +124,16 @@ class PrefixTrie:
         return child
 
     def merge_needless(self, *nodes: Node) -> None:
-        """Merges each node with one child into that, unless it is a checkpoint or has a lock of its own."""
+        """Merges each node with exactly one child into the child, unless it is a checkpoint or has a lock of its
+        own."""
         for node in nodes:
             child = node.only_child()
             if child is not None and not node.checkpoint and node.locks == child.locks:
                 self.merge(node)
 
     def remove(self, node: Node) -> None:
-        """Removes a leaf, closes its snapshots, and then removes the ancestors that hold nothing and lead nowhere.
-        Raises ValueError for a root, an inner node and a locked one."""
+        """Removes a leaf, closes its snapshots, and then removes its unlocked ancestors without snapshots and without
+        other children. Raises ValueError for a root, an inner node and a locked node."""
         parent = node.parent
         if parent is None or node.children or node.locks:
             raise ValueError(f"cannot remove {node!r}")
@@ -144,10 +145,10 @@ class PrefixTrie:
             self.remove(parent)
 
     def clear(self) -> None:
-        """Takes the trie apart, whatever its state, so that its memory is free at once."""
+        """Takes the trie apart, even after an error, and frees its memory immediately."""
         for node in list(self.nodes()):
             for held in node.slots:
-                with suppress(RuntimeError):  # a split or merge that failed half-way has closed some
+                with suppress(RuntimeError):  # a split or merge that failed half-way has closed some of them
                     if held is not None:
                         held.close()
             _unlink(node)
@@ -155,7 +156,7 @@ class PrefixTrie:
         self.changed.clear()
 
     def drop(self, lost: Collection[Snapshot]) -> None:
-        """Closes these snapshots, and removes the nodes that hold nothing after that unless they are in use."""
+        """Closes the snapshots in `lost`. Then removes unlocked leaves without snapshots."""
         nodes = list(self.nodes())
         for node in nodes:
             for slot, held in enumerate(node.slots):
@@ -167,12 +168,12 @@ class PrefixTrie:
                 self.remove(node)
 
     def lock(self, node: Node) -> None:
-        """Adds a lock to `node` and its path to the root."""
+        """Adds a lock to `node` and to every node above it."""
         for each in node.path():
             each.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Removes a lock. Raises ValueError if there is none."""
+        """Removes a lock from `node` and from every node above it. Raises ValueError if `node` has no lock."""
         if not node.locks:
             raise ValueError(f"{node!r} is not locked")
         for each in node.path():
@@ -181,7 +182,7 @@ class PrefixTrie:
                 self.changed.add(each)
 
     def touch(self, nodes: Iterable[Node]) -> None:
-        """Marks these nodes as just used."""
+        """Sets the last use of these nodes to a new tick."""
         self.now += 1
         for node in nodes:
             node.used = self.now

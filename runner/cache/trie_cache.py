@@ -1,12 +1,12 @@
-"""The trie cache: many conversations, their common prefixes stored once, each resumed exactly where it can be.
+"""The trie cache: keeps many conversations, stores common prefixes once, and resumes each at the last possible token.
 
-Every open session runs on layers of its own, and the nodes of the trie on its path are views into their buffers.
-Between sessions the conversation that ran last keeps its layers, as do conversations before it, as many as ran at once.
-When another conversation needs these buffers, the cache copies out the snapshots that would be overwritten (page out)
-and moves stored ones in (page in). While one session runs at a time, each token's bytes exist once; sequences of layers
-that exist together each hold a copy of their shared prefix.
+Every open session runs on layers of its own; the trie's nodes on the session's path are views into the buffers of these
+layers. Between sessions the conversation that ran last keeps its layers. Earlier conversations keep theirs, too, up to
+the largest number of sessions that were open together. When another conversation needs such buffers, the cache copies
+out the snapshots that would be overwritten (page out), and moves stored snapshots in (page in). If sessions never run
+together, the bytes of each token exist once. Sequences that exist together each hold a copy of their prefix.
 
-Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
+Invariants: the invariants in `sequences.py`; and the ledger counts exactly the snapshots in the trie.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ from runner.cache.trie import PrefixTrie
 from runner.logs import Log
 
 log = Log(__name__)
-_WORTH_WAITING = 32  # tokens: to share fewer, a request does not wait for another session
-_ROOM = 256  # tokens: the least that an answer is expected to take
+_WORTH_WAITING = 32  # tokens: a request does not wait for another session in order to share fewer
+_ROOM = 256  # tokens: the length of an answer that is assumed before it is computed
 
 
 class TrieCache:
@@ -37,7 +37,7 @@ class TrieCache:
     def __init__(
         self, facts: LayerFacts, budget_bytes: int | None = None, policy: CheckpointPolicy | None = None
     ) -> None:
-        """`budget_bytes` limits everything that open sessions do not need; None is no limit."""
+        """`budget_bytes` limits everything that open sessions do not need; None means no limit."""
         self.policy = policy or CheckpointPolicy()
         self.trie = PrefixTrie()
         self.sequences = LiveSequences(facts, self.trie)
@@ -56,16 +56,16 @@ class TrieCache:
         return self.sequences.totals.ledger.nbytes
 
     def detach(self) -> None:
-        """Frees everything but the layers of open sessions, which go on without the trie."""
-        # Nodes and live snapshots refer to each other: otherwise they would wait for Python's garbage collector.
+        """Frees everything except the layers of open sessions. These sessions continue without the trie."""
+        # Nodes and live snapshots refer to each other: without this, only Python's garbage collector would free them.
         self.trie.clear()
         self.sequences.detach_sessions()
         self.enforcer.reset()
 
     @contextmanager
     def _freed_on_error(self, what: str) -> Iterator[None]:
-        """Surrounds a change of the cache. If it raises, logs and swallows the error, forgets the sessions that the
-        change has opened, and frees the cache."""
+        """Surrounds a change of the cache. If the change raises, logs the error and does not pass it on, forgets the
+        sessions that the change has opened, and frees the cache."""
         sessions = list(self.sequences.sessions)
         try:
             yield
@@ -90,7 +90,8 @@ class TrieCache:
         for session in self.sequences.sharing:
             if session.node.path()[0] is not root:
                 continue
-            # Only tokens that its own layers have seen can be shared, and they stand still while it is in a batch.
+            # Only tokens that the session's own layers have seen can be shared. These layers stand still during a
+            # batch.
             reach = max(session.position, session.total - 1)
             ahead = min(common_prefix(prompt, session.recorded), len(prompt) - 1, reach)
             if ahead < self.trie.match(root, keys(prompt))[1] + _WORTH_WAITING:
@@ -135,24 +136,24 @@ class TrieCache:
         return session
 
     def _match(self, root: Node, tokens: Tokens) -> tuple[list[Node], int, int]:
-        """Returns the path along a prompt, the number of matched tokens, and how many of these need not be computed."""
+        """Returns the path along a prompt, the number of matched tokens, and the number of these not to compute."""
         path, matched = self.trie.match(root, tokens)
-        # One token is always evaluated again: the first logits come from it.
+        # The last token is always evaluated again: the first logits come from it.
         branch = min(matched, len(tokens) - 1)
         if path[-1].start == branch < matched:
             path.pop()
         return path, matched, branch
 
     def reusable_tokens(self, tokens: Tokens, salt: str) -> int:
-        """Returns how many tokens of a prompt would come from the cache if it began now. Changes nothing."""
+        """Returns the number of tokens of a prompt that the cache would supply to `begin` now. Changes nothing."""
         path, _, branch = self._match(self.trie.root(salt), tokens)
         sequence, end = self.sequences.choose(path, branch)
         shared = resume.shared_tokens(path, branch, end)
         return resume.deepest_offset(sequence or self.sequences.fresh(), path, branch, shared)[0]
 
     def _restore(self, sequence: SequenceLayers, end: Node | None, path: list[Node], matched: int) -> tuple[Node, Miss]:
-        """Takes the layers from `end` along the path to the deepest possible offset, at most `matched`. Returns the
-        node where they stand then, and why they got no further."""
+        """Brings the layers from `end` along the path to the largest possible offset, at most `matched`. Returns the
+        node where the layers then stand, and the reason if that is less than `matched`."""
         common = resume.shared_tokens(path, matched, end)
         at, refusal = resume.deepest_offset(sequence, path, matched, common)
         path = self.trie.cut(path, at)
@@ -175,11 +176,12 @@ class TrieCache:
                 session.node.checkpoint |= checkpoint.keep
         if not stepwise:
             session.sequence.measure()
-        if not stepwise or position % CHECK_TOKENS < count:  # a multiple is among the tokens passed
+        if not stepwise or position % CHECK_TOKENS < count:  # the forward has passed a multiple of CHECK_TOKENS
             self._enforce_with_spare()
 
     def advance_to(self, session: TrieSession, to: int) -> None:
-        """Extends the trie to `to`, where the layers stand, and stores their snapshots."""
+        """Extends the trie along the session's tokens up to the offset `to`, and stores snapshots of the session's
+        layers. Moves the session's lock to the node there."""
         passed = self.trie.extend(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             resume.store_snapshots(session.sequence, node)
@@ -188,12 +190,12 @@ class TrieCache:
         self.enforcer.touch(session.node)
 
     def _go_back(self, session: TrieSession, to: int) -> None:
-        """Takes the layers of a session, which can go back to any token, back to `to` tokens."""
+        """Takes the layers of a session back to `to` tokens. Only for layers that can go back to any token."""
         ahead = session.node
         path, at = self.trie.match(ahead.path()[0], keys(session.recorded[:to]))
         node, _ = self._restore(session.sequence, ahead, path, at)
         self._move_to(session, node)
-        self.trie.merge_needless(ahead)  # it was made to stand there
+        self.trie.merge_needless(ahead)  # this node was made only because the layers stood there
         self.sequences.flush()
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
@@ -208,7 +210,7 @@ class TrieCache:
         if not session.detached:
             self._release(session)
         if session.sequence is not self.sequences.kept:
-            session.sequence.discard()  # after a failure, snapshots that are live in it form a reference circle
+            session.sequence.discard()  # after a failure, the layers and their live snapshots are a cycle
 
     def _release(self, session: TrieSession) -> None:
         with self._freed_on_error("a conversation could not be kept"):
@@ -229,7 +231,7 @@ class TrieCache:
         sequence = session.sequence
         reached = min(sequence.offset, len(session.recorded))
         if sequence.rewind(reached):
-            # The layers are ahead of the record by a token that was never read, and one of them cannot rewind.
+            # The layers are ahead of the record by a token that was never read, and one layer cannot rewind.
             node, _ = self._restore(sequence, session.node, session.node.path(), session.node.end)
             self._move_to(session, node)
             reached = node.end
@@ -255,7 +257,8 @@ class TrieCache:
         return self.sequences.facts.bytes_of(tokens)
 
     def admits(self, tokens: int) -> bool:
-        # The first forward of all runs alone: it shows how much memory computing takes.
+        # The cache's first session runs alone until its first forward has ended, which shows the memory that computing
+        # takes.
         beside = self._has_computed and self.allows(self.session_bytes(tokens + _ROOM))
         return self.budget_bytes is None or not self.sequences.sessions or beside
 
@@ -282,20 +285,21 @@ class TrieCache:
         self.budget_bytes = budget
 
     def _enforce_safely(self) -> None:
-        """Enforces the budget outside of any request, so that no request can be blamed for an error."""
+        """Enforces the budget. An error in it is logged and frees the cache, but fails no request."""
         with self._freed_on_error("unused entries could not be evicted"):
             self._enforce_with_spare()
 
     def _enforce_with_spare(self) -> None:
-        """Frees more than needed, so that not every few tokens of a decode evict something."""
+        """Enforces the budget. If anything is freed, frees more than needed, so that a decode does not evict something
+        every few tokens."""
         self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
     def enforce_budget(self, spare: int = 0) -> None:
-        """Makes everything held fit the budget; frees `spare` bytes more if it did not."""
+        """Evicts entries until the rest fits the budget. If anything has to be evicted, frees `spare` bytes more."""
         self.enforcer.enforce(self.budget_bytes, self.reserved_bytes, spare)
 
 
 def _copies(session: TrieSession) -> set[Snapshot]:
-    """Returns the snapshots of tokens that only this session has computed, if they own their bytes."""
+    """Returns the snapshots that own their bytes, of tokens that only this session has computed."""
     computed = [node for node in session.node.path() if node.end > session.cached and not node.locks]
     return {held for node in computed for held in node.slots if held is not None and not held.live}

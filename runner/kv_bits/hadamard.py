@@ -1,10 +1,11 @@
-"""Keys and values in a few bits a number, rotated first so that little is lost.
+"""Keys and values in a few bits a number. They are rotated before they are quantized, so that little is lost.
 
-A group of numbers is quantized with the steps that its largest ones need. Some channels of keys are far larger than the
-others, which then keep little. An orthogonal rotation spreads the large ones over all: a Hadamard matrix H, whose
-entries all have one size. Attention stays the same: H q . H k = q . k, and sums of rotated values are rotated back.
+All numbers of a group are quantized in equal steps, which must be wide enough for the largest numbers. Some channels of
+keys are far larger than the others, so the smaller channels would lose most. A rotation by a Hadamard matrix H, whose
+entries all have the same size, spreads the large channels over all. Attention stays the same: H q . H k = q . k, and
+sums of rotated values are rotated back.
 
-At the same number of bits keys lose eight times as much as values (docs/internals/cache.md), so keys get more bits.
+With equal bits, keys lose eight times as much as values (docs/internals/cache.md), so keys get more bits.
 """
 
 from typing import ClassVar, NamedTuple, cast
@@ -22,24 +23,24 @@ Packed = tuple[mx.array, mx.array, mx.array]
 
 
 class Bits(NamedTuple):
-    """The bits per number of keys and of values."""
+    """The bits of each number in keys and in values."""
 
     keys: int
     values: int
 
 
 BITS = {8: Bits(8, 8), 6: Bits(6, 6), 5: Bits(6, 4), 4: Bits(5, 3), 3: Bits(4, 2)}
-"""The bits of keys and values for each value of `--kv-bits`, which is their mean."""
+"""The bits for each value of `--kv-bits`, which is the mean of the bits of keys and of values."""
 
 
 class HadamardKVCache:
-    """Keeps keys and values rotated and packed. It replaces mlx-lm's QuantizedKVCache, which has one number of bits for
-    both, and sizes its buffers wrongly if this does not divide 32. The entry of a token depends on that token alone."""
+    """A layer cache with rotated and packed keys and values. It replaces mlx-lm's QuantizedKVCache, which has equal
+    bits for both, and buffers of a wrong size if the bits do not divide 32. Each entry depends on one token."""
 
     adapter: ClassVar = KVState
 
     def __init__(self, group_size: int, bits: int) -> None:
-        """`bits` is a key of BITS; `group_size` numbers, which divide every width, share a scale."""
+        """`bits` is a key of BITS. `group_size` numbers share a scale; it must divide the widths of keys and values."""
         self.keys: Packed | None = None
         self.values: Packed | None = None
         self.offset = 0
@@ -48,11 +49,11 @@ class HadamardKVCache:
 
     @property
     def bits(self) -> Bits:
-        """The bits of keys and values, which mlx-lm passes to `attend`."""
+        """The bits of keys and values. mlx-lm passes this attribute to `attend`."""
         return BITS[self.mean_bits]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
-        """Appends keys and values [B, heads, tokens, width]; returns all of them."""
+        """Appends keys and values [B, heads, tokens, width]. Returns the keys and values of all tokens so far."""
         self.keys = self._appended(self.keys, keys, self.bits.keys)
         self.values = self._appended(self.values, values, self.bits.values)
         self.offset += keys.shape[2]
@@ -66,12 +67,12 @@ class HadamardKVCache:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Returns the mask of a forward over `count` tokens that come next."""
+        """Returns the mask of a forward over the next `count` tokens."""
         return create_attention_mask(count, self.offset, return_array, window_size)  # type: ignore[no-any-return]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers, including room for tokens to come."""
+        """Bytes of the buffers, including room for later tokens."""
         return sum(x.nbytes for buffers in (self.keys, self.values) for x in buffers or ())
 
     def _appended(self, buffers: Packed | None, entries: mx.array, bits: int) -> Packed:
@@ -88,10 +89,10 @@ class HadamardKVCache:
 
 
 def rotated(x: mx.array) -> mx.array:
-    """Returns x [..., width], multiplied by a Hadamard matrix: in blocks of the largest power of two that divides the
-    width. Done twice it gives x."""
+    """Returns x [..., width], multiplied by a Hadamard matrix in blocks of the largest power of two that divides the
+    width. The rotation of the result is x."""
     block = x.shape[-1] & -x.shape[-1]
-    exact = x.astype(mx.float32).reshape(*x.shape[:-1], -1, block)  # in 16 bits, each of its many sums would be rounded
+    exact = x.astype(mx.float32).reshape(*x.shape[:-1], -1, block)  # in 16 bits, every sum would be rounded
     return mx.hadamard_transform(exact).reshape(x.shape).astype(x.dtype)
 
 
@@ -104,10 +105,10 @@ def attend(
     group_size: int,
     bits: Bits,
 ) -> mx.array:
-    """Returns the attention [B, heads, L, width] of queries of that shape to the keys and values of a HadamardKVCache.
-    A mask is added to the scores [B, heads, L, tokens], or is true for visible tokens, or "causal"."""
+    """Returns the attention of `queries` [B, heads, L, width], in the same shape, to the keys and values of a
+    HadamardKVCache. `mask` is added to the scores [B, heads, L, tokens], or true for visible tokens, or "causal"."""
     shape, kv_heads = queries.shape, keys[0].shape[1]
-    rows = rotated(queries * scale).reshape(shape[0], kv_heads, -1, shape[3])  # of all heads that share keys
+    rows = rotated(queries * scale).reshape(shape[0], kv_heads, -1, shape[3])  # queries of all heads that share keys
     scores = mx.quantized_matmul(rows, *keys, transpose=True, group_size=group_size, bits=bits.keys)
     scores = scores.reshape(*shape[:3], -1)
     if isinstance(mask, str):
@@ -119,4 +120,4 @@ def attend(
     return rotated(found).reshape(*shape[:3], -1)
 
 
-base.quantized_scaled_dot_product_attention = attend  # type: ignore[assignment]  # no other cache has bits
+base.quantized_scaled_dot_product_attention = attend  # type: ignore[assignment]  # only for caches with `bits`

@@ -1,11 +1,11 @@
-"""Tries which layers of a model accept quantized keys and values, and quantizes these.
+"""Finds the layers of a model that accept quantized keys and values, by a trial, and quantizes these layers.
 
-A quantized layer hands its attention three arrays (packed, scales, biases) in place of one, which only attention
-through `mlx_lm.models.base.scaled_dot_product_attention` understands. Other code raises while the graph is built,
-before anything is computed: multi-head latent attention multiplies the cached rope keys itself (deepseek_v2, v3, v32,
+A quantized layer returns three arrays (packed, scales, biases) in place of one. Only attention by
+`mlx_lm.models.base.scaled_dot_product_attention` accepts them. Other code raises while the graph is built, before
+anything is computed: multi-head latent attention multiplies the cached rope keys itself (deepseek_v2, v3, v32,
 kimi_linear, longcat_flash, ...), an indexer looks at the shape of its keys (minimax_m3_vl), attention sinks are refused
-(gpt_oss), soft-capping is done by hand (gemma2), and layers that borrow the keys of another look at their own cache for
-the format (afm7, gemma4). Widths that no group size divides (head_dim 80) cannot be quantized at all.
+(gpt_oss), the model itself computes soft-capped scores (gemma2), and layers that read another layer's keys look at
+their own cache for the format (afm7, gemma4). Widths that no group size divides (head_dim 80) cannot be quantized.
 """
 
 from collections import Counter
@@ -29,18 +29,18 @@ log = Log(__name__)
 Groups = dict[int, int]
 """The group size of every quantized KVCache, by its index among the KVCaches of a cache list."""
 
-_GROUP_SIZES = (64, 32)  # MLX knows a larger one, which saves next to nothing
+_GROUP_SIZES = (64, 32)  # MLX has a larger size, too, which would save almost nothing
 _TOKENS = 8
 _TRIAL_BITS = 8
 _LIMIT = 0.5
-"""The largest accepted difference between the logits of a trial at 8 bits and the unquantized ones, in relation to
-their spread. Measured: 0.005 to 0.07, and up to 0.3 with weights that amplify every rounding; attention without its
-mask, or with its heads mixed up, is off by 1 to 1.8. 4 bits alone can cost that much (a model that recalls 16 facts of
-16 still recalls 9 at a difference of 1.05), so their trial is only logged, and users who ask for them get them."""
+"""The largest accepted difference between the logits of a trial at 8 bits and the unquantized logits, in relation to
+their spread. Measured: 0.005 to 0.07, and up to 0.3 with weights that amplify every rounding. Wrong attention, without
+its mask or with mixed heads, makes a difference of 1 to 1.8. Correct attention at 4 bits can differ as much (a model
+that recalled 16 of 16 facts recalled 9 at a difference of 1.05). So the difference at fewer bits is only logged."""
 
 
 class KvBitsWing(Wing):
-    """Quantized keys and values, for a model that makes text."""
+    """The wing for quantized keys and values, for models that make text."""
 
     name = "kv_bits"
 
@@ -51,27 +51,26 @@ class KvBitsWing(Wing):
 
 
 class Format(NamedTuple):
-    """A function that makes the layers of a model, and the name of their format: part of the salt, empty when
-    unquantized."""
+    """A function that makes the layers of a model, and the salt for their format: empty if no layer is quantized."""
 
     make_layers: MakeLayers
     name: str
 
 
 def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
-    """Quantizes every layer of a model that accepts it, and logs how many do and why others do not.
+    """Quantizes the layers of a model that accept it. Logs their number, and why the other layers stay unquantized.
 
-    `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; `bits` is a key of BITS. Raises what the
-    model raises over plain layers. Owner: the engine thread, once after loading.
+    `forward` maps token ids [1, L] and a cache list to logits [1, L, V]; `bits` is a key of BITS. Raises the errors of
+    the model over plain layers. Owner: the engine thread; call it once, after loading.
 
-    Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if `bits` are fewer, over
-    layers of these. Each layer that raises starts one more, which is not computed.
+    Computes a forward over 8 tokens and one over a single token: with plain layers, with layers of 8 bits and, if
+    `bits` is less, with layers of `bits` bits. For each layer that raises, builds one more pair without computing it.
     """
     trial = _Trial(make_layers, forward, vocab_size)
     off = trial.search(bits)
     groups, kept = trial.groups, trial.kept
     del trial
-    mx.clear_cache()  # the trial leaves nothing behind
+    mx.clear_cache()  # frees the memory of the trial
     said = ", ".join(f"{count} {reason}" for reason, count in kept.items())
     if not groups:
         log.warning("keys and values stay unquantized", bits=bits, layers=said)
@@ -89,31 +88,31 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 
 
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
-    """Returns a fresh cache list in which KVCaches with a size in `groups` are quantized, also within CacheLists."""
+    """Returns `layers`, a fresh list, with quantized layers for the KVCaches in `groups`, also in CacheLists."""
     return _replaced(layers, lambda place: HadamardKVCache(groups[place], bits) if place in groups else None)
 
 
 def _replaced(layers: list[object], make: Callable[[int], object | None]) -> list[object]:
-    """Replaces each KVCache by `make(index)`; None leaves it in place."""
+    """Returns the layers with each KVCache replaced by `make(index)`. A KVCache stays if that is None."""
     caches = _caches(layers)
     new = {id(cache): replacement for place, cache in enumerate(caches) if (replacement := make(place)) is not None}
     return [_put(layer, new) for layer in layers]
 
 
 def _put(layer: object, new: dict[int, object]) -> object:
-    # No closure: a recursive one would keep the layers, later gigabytes, alive until a garbage collection.
+    # No closure: a recursive closure would keep the layers, later gigabytes, alive until a garbage collection.
     if type(layer) is CacheList:
         layer.caches = tuple(_put(child, new) for child in layer.caches)
     return new.get(id(layer), layer)
 
 
 def _caches(layers: list[object]) -> list[KVCache]:
-    """Returns the layers that can be quantized at all: no subclasses of KVCache, which may behave in their own way."""
+    """Returns the KVCaches among the layers, without subclasses, which may behave in another way."""
     return [cache for cache in flatten(layers) if type(cache) is KVCache]
 
 
 class _Watched(HadamardKVCache):
-    """Notes its use: the last layer in `used` is the one that raised."""
+    """Adds its place to `used` in a forward. If the forward raises, the last place is that of the layer that raised."""
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
         super().__init__(group_size, _TRIAL_BITS)
@@ -126,16 +125,16 @@ class _Watched(HadamardKVCache):
 
 
 class _Trial:
-    """Runs some tokens through a model, first over plain layers and then over quantized ones."""
+    """Computes the logits of some tokens with plain layers, and compares them with the logits of quantized layers."""
 
     groups: Groups
     kept: Counter[str]
-    """Layers that stay unquantized, counted by kind and reason."""
+    """The numbers of layers that stay unquantized, by kind and reason."""
 
     def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> None:
         self._make_layers = make_layers
         self._forward = forward
-        # Tokens from all over the vocabulary: the first ones are often special.
+        # Tokens from the whole vocabulary: the first ids are often special tokens.
         self._prompt = [(2 * i + 1) * vocab_size // (2 * _TOKENS) for i in range(_TOKENS)]
         layers = make_layers()
         self._plain = self._logits(layers)
@@ -151,10 +150,10 @@ class _Trial:
                 self.kept[f"KVCache: {_why_not(widths)}"] += 1
 
     def search(self, bits: int) -> float:
-        """Removes from `groups` the layers that cannot be quantized. Returns the difference that the others make to the
-        logits."""
+        """Removes the layers that cannot be quantized from `groups`. Returns the difference that the other layers,
+        quantized to `bits`, make to the logits."""
         self._drop_raising()
-        # The code is the same for all bits, and only at 8 bits does a wrong answer differ from a rounded one.
+        # The code is the same for all bits. Only at 8 bits, wrong logits can be told from rounded logits.
         off = self._try(_TRIAL_BITS)
         if not off <= _LIMIT:  # also if it is NaN
             self._drop(list(self.groups), f"the logits of a trial are off by {off:.2f}")
@@ -165,7 +164,7 @@ class _Trial:
             return 0.0
         try:
             return difference(self._logits(quantized(self._make_layers(), self.groups, bits)), self._plain)
-        except Exception as error:  # from the evaluation: CUDA has no kernel for most shapes of these products
+        except Exception as error:  # in the evaluation: CUDA has no kernel for most shapes of these products
             self._drop(list(self.groups), first_line(error))
             return 0.0
 
@@ -174,7 +173,7 @@ class _Trial:
             used: list[int] = []
             try:
                 self._logits(_replaced(self._make_layers(), partial(self._watched, used)))
-            except Exception as error:  # models raise anything for an argument that they do not expect
+            except Exception as error:  # models raise all sorts of errors for unexpected arguments
                 self._drop(used[-1:] or list(self.groups), first_line(error))
             else:
                 return
@@ -188,7 +187,7 @@ class _Trial:
         self.kept[f"KVCache: {reason}"] += len(places)
 
     def _logits(self, layers: list[object]) -> mx.array:
-        """Returns logits [8 + 1, V], not evaluated: after a prompt, and after one more token."""
+        """Returns logits [8 + 1, V] for a prompt and one more token, not evaluated."""
         parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
         return mx.concatenate(parts).astype(mx.float32)
 

@@ -1,4 +1,4 @@
-"""The sampling options of one request: values from the wire, and their normal form."""
+"""The sampling options of one request: the values that a client sends, and their normal form."""
 
 import os
 from collections.abc import Iterator
@@ -8,17 +8,15 @@ from typing import Self
 import msgspec
 
 _SMALLEST_TEMPERATURE = 2.0**-126
-"""The smallest normal float32. Smaller numbers are zero on some devices, and 0/0 is not a score."""
+"""The smallest normal float32. Some devices treat smaller numbers as zero, and 0/0 is NaN."""
 _LARGEST_PENALTY = 2.0**100
-"""Larger penalties have no further effect, and infinity times 0 occurrences is not a score."""
+"""The largest penalty. Larger penalties would have no more effect, and infinity times 0 occurrences is NaN."""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling options of one request, as on the wire: a missing option is zero, and zero means off.
-
+    """The sampling options of one request, as the client sends them: a missing option is zero, and zero means off.
     `repeat_last_n` is in tokens; a negative value stands for the context length. A missing or negative `seed` stands
-    for a random one.
-    """
+    for a random seed."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -32,13 +30,13 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     candidates: tuple[int, ...] = ()
-    """Tokens whose log-probabilities are wanted in place of the most probable ones."""
+    """Tokens whose log-probabilities the result has in place of those of the most probable tokens."""
 
     def normalised(self, vocab_size: int, context_length: int) -> Self:
-        """Returns equivalent options with a single value for off, with which the sampler can compare.
+        """Returns equivalent options in which each option that is off has a fixed value.
 
-        Off is temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repeat_penalty 1, top_logprobs 0 and, for all
-        penalties together, repeat_last_n 0. An unseeded request gets a random seed of 64 bits.
+        These values are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repeat_penalty 1, top_logprobs 0 and, if all
+        penalties are off, repeat_last_n 0. A request without a seed gets a random seed of 64 bits.
         """
         last_n = context_length if self.repeat_last_n < 0 else min(self.repeat_last_n, context_length)
         return msgspec.structs.replace(
@@ -56,8 +54,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def out_of_range(self) -> Iterator[tuple[str, float, str]]:
-        """Yields name and value of each option outside its range, with the value that `normalised` puts in its
-        place."""
+        """Yields the name and the value of each option outside its range, and the value that `normalised` gives it."""
         if self.temperature < 0:
             yield "temperature", self.temperature, "0"
         for name, most in (("top_p", 1.0), ("min_p", 1.0), ("repeat_penalty", inf)):

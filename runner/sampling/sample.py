@@ -14,34 +14,34 @@ class Choice(NamedTuple):
 
     token: int
     logprob: float | None = None
-    """The token's log-probability; None if the request does not want it."""
+    """The log-probability of the token; None if the request does not want log-probabilities."""
     top: Sequence[tuple[int, float]] = ()
-    """Ids and log-probabilities, the most probable first."""
+    """The ids and log-probabilities of alternatives, the most probable first."""
     forced: Sequence[int] = ()
-    """The tokens that the grammar forces after it."""
+    """The tokens that the grammar forces after this token."""
     following: "Sequence[Choice]" = ()
-    """The choices after it: the right drafts, and the first token that was not drafted."""
+    """The choices after this one: the right drafts, and the first token that was not drafted."""
     from_numbers: bool = True
-    """False if NaN or infinity was among its logits: neither the token nor the layers mean anything then."""
+    """False if NaN or infinity was among the logits: then both the token and the layers are useless."""
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens, in order."""
+        """The tokens of this choice and of `following`, with forced tokens, in order."""
         return [token for each in (self, *self.following) for token in (each.token, *each.forced)]
 
 
 class Details(NamedTuple):
-    """Log-probabilities of some rows (lazy)."""
+    """The log-probabilities of A rows (lazy)."""
 
     logprob: mx.array
-    """The tokens' own, float32 [A]"""
+    """The log-probabilities of the chosen tokens, float32 [A]"""
     top_ids: mx.array | None = None
-    """uint32 [A, K], the most probable token first; None if no row wants alternatives"""
+    """The ids of alternatives, uint32 [A, K], the most probable first; None if no row wants alternatives"""
     top_logprobs: mx.array | None = None
-    """float32 [A, K]; -inf for tokens that the grammar forbids"""
+    """The log-probabilities of the alternatives, float32 [A, K]; -inf for tokens that the grammar forbids"""
 
     def read_rows(self) -> list[tuple[float, list[tuple[int, float]]]]:
-        """Returns each row's log-probability and its alternatives without forbidden tokens. Waits for the device."""
+        """Returns each row's log-probability and alternatives, without forbidden tokens. Waits for the device."""
         logprobs = cast("list[float]", self.logprob.tolist())
         if self.top_ids is None or self.top_logprobs is None:
             return [(logprob, []) for logprob in logprobs]
@@ -54,7 +54,8 @@ class Details(NamedTuple):
 
 
 class LogprobsRow(NamedTuple):
-    """The log-probabilities of one row: its place in the details, and the number of alternatives that it wants."""
+    """The log-probabilities of one row: `details`, the index of the row in them, and the number of alternatives to
+    return."""
 
     details: Details
     row: int
@@ -64,7 +65,7 @@ class LogprobsRow(NamedTuple):
 FLOOR = -9999.0
 """The lowest log-probability for clients: JSON has no -Infinity."""
 _NO_TOKEN = 0xFFFFFFFF
-"""Read in place of a token that was not chosen among numbers."""
+"""The value that `read` finds in place of a token that is not from numbers."""
 _NO_CHOICE = Choice(0, from_numbers=False)
 
 
@@ -80,12 +81,12 @@ class SampledTokens:
         logits: mx.array | None = None,
         scores: mx.array | None = None,
     ) -> None:
-        """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities. If the tokens were
-        drawn, `logits` are the model's, float32 [B, V], and `scores` the same with their masks.
+        """`token`: uint32 [B]. `logprobs`: one entry for each row; empty if no row wants log-probabilities. If the
+        tokens were just drawn, `logits` are the model's, float32 [B, V], and `scores` the logits with masks.
 
-        A row is from numbers unless a logit is NaN or infinite; closed tokens may have -inf, but not all tokens. A sum
-        has each term in it, on every device; `max` and `argmax` pass over NaN on some. One pass over the logits costs
-        little beside the product that they come from.
+        A row is from numbers if no logit is NaN or infinity and the chosen score is not -inf; other logits may be -inf.
+        A sum shows every NaN on every device; `max` and `argmax` ignore NaN on some devices. The sum takes little time
+        beside the product that gives the logits.
         """
         self.token = token
         self._logprobs = logprobs
@@ -97,7 +98,7 @@ class SampledTokens:
 
     @staticmethod
     def joined(samples: "Sequence[SampledTokens]") -> "SampledTokens":
-        """Returns the rows of all samples, one after the other (lazy)."""
+        """Returns the rows of all samples, in order (lazy)."""
         if len(samples) == 1:
             return samples[0]
         logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]
@@ -106,7 +107,7 @@ class SampledTokens:
         return joined
 
     def take(self, rows: Sequence[int]) -> "SampledTokens":
-        """Returns these rows, in this order (lazy), with the same details."""
+        """Returns the samples of these rows, in this order (lazy), with the same log-probabilities."""
         places = mx.array([*rows], dtype=mx.uint32)
         taken = SampledTokens(self.token[places], [self._logprobs[row] for row in rows] if self._logprobs else ())
         taken._read = self._read[places]
@@ -115,8 +116,8 @@ class SampledTokens:
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate.
 
-        They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
-        also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
+        The state of the samplers is not among them. A token depends on the state before it, so the evaluation of a
+        token evaluates that state for all rows drawn together: at most one step of the state is pending.
         """
         if not self._logprobs:
             return [self._read]
@@ -141,25 +142,24 @@ class SampledTokens:
 
 def log_probabilities(logits: mx.array) -> mx.array:
     """Returns the log-softmax, float32 [B, V], of `logits` (float32 [B, V]): FLOOR to 0 for finite logits."""
-    # Relative to the largest: a float32 near 1000 has too few digits after the point.
+    # Subtracts the largest logit first: a float32 near 1000 has too few digits after the point.
     shifted = logits - mx.max(logits, axis=-1, keepdims=True)
     return mx.maximum(shifted - mx.logsumexp(shifted, axis=-1, keepdims=True), FLOOR)
 
 
 def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first.
-
-    0 < k <= V. Equal ones come in the order of their ids, so the first is the token that greedy decoding takes.
-    """
+    """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first. 0 <
+    k <= V. Equally probable tokens are in the order of their ids, so the first is the token of greedy decoding."""
     keys = sort_keys(mx.abs(log_probs), mx.arange(log_probs.shape[-1], dtype=mx.uint64))
     if k < keys.shape[-1]:
         keys = mx.partition(keys, k - 1, axis=-1)[..., :k]
-    ids = mx.sort(keys, axis=-1).astype(mx.uint32)  # the lower halves
+    ids = mx.sort(keys, axis=-1).astype(mx.uint32)  # the lower halves of the keys
     return ids, mx.take_along_axis(log_probs, ids, axis=-1)
 
 
 def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> LogprobsRow:
-    """Returns the log-probabilities of the candidates by the raw logits [1, V], in place of the most probable ones."""
+    """Returns the log-probabilities of `token` and of the candidates, by the raw logits [1, V]. The candidates take the
+    place of the most probable tokens."""
     log_probs = log_probabilities(logits)
     ids = mx.array([candidates], dtype=mx.uint32)
     values = mx.take_along_axis(log_probs, ids, axis=-1)
@@ -167,8 +167,8 @@ def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequen
 
 
 def logprobs_of(scores: mx.array, token: mx.array, top: int, masks: Sequence[Mask | None]) -> Details:
-    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, by the logits [A, V] with
-    their masks, before penalties; forbidden tokens have -inf."""
+    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens. `scores` [A, V] are the
+    logits with their masks, without penalties. Forbidden tokens have -inf."""
     log_probs = log_probabilities(scores)
     log_probs = masked(log_probs, masks) if masks else log_probs
     logprob = _of_token(log_probs, token)

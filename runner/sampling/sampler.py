@@ -1,4 +1,4 @@
-"""Samples the next token from the logits of one position, for one request or several. Evaluates nothing."""
+"""Samples the next tokens of one request or several from their logits. Evaluates nothing."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -13,14 +13,14 @@ from runner.sampling.random_numbers import Uniforms, draw
 from runner.sampling.sample import LogprobsRow, SampledTokens, logprobs_of, logprobs_of_candidates
 
 Broadcast = Callable[[mx.array], mx.array]
-"""Maps drawn tokens, uint32 [B], to the tokens that count if several processes draw the same. Lazy."""
+"""Maps the tokens that this process drew, uint32 [B], to the tokens that count for all processes. Lazy."""
 
 
 class SamplerRows:
-    """The options and the state of requests of one kind, from which their next tokens are sampled.
+    """Samples the next tokens of requests of one kind. Holds the options and the state of these requests.
 
-    Every operation treats each row by itself, and one row like many, so a row draws the same tokens as alone.
-    Belongs to a `Sampler` or a `SamplerBatch`. Owner: the engine thread.
+    Every operation treats each row by itself, and works the same for one row and for many. So a row draws the same
+    tokens as alone. The object belongs to a `Sampler` or a `SamplerBatch`. Owner: the engine thread.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class SamplerRows:
         vocab_size: int,
         broadcast: Broadcast | None,
     ) -> None:
-        """`options` of each row, normalised; `draws`, the number of random numbers that each row has used. Every token
-        goes through `broadcast`, if there is one, before it becomes part of the history."""
+        """`options` are the normalised options of each row. `draws` are the numbers of random numbers that the rows
+        have used. `broadcast`, if given, maps every token before it becomes part of the history."""
         first, *_ = options
         self._options = options
         self._vocab_size = vocab_size
@@ -45,7 +45,7 @@ class SamplerRows:
         self._uniforms = Uniforms([each.seed or 0 for each in options], draws)
         if self._greedy:
             return
-        # Powers of 2 are three times as fast as `mx.exp` on a CPU and as accurate: mx.exp computes the same product.
+        # On a CPU, powers of 2 are three times as fast as `mx.exp`, and as accurate: mx.exp computes the same product.
         self._powers = mx.array([[math.log2(math.e) / each.temperature] for each in options])
         if first.top_k > 0:
             self._candidates = top_k(first.top_k, vocab_size)
@@ -56,8 +56,7 @@ class SamplerRows:
 
     @staticmethod
     def joined(parts: "Sequence[SamplerRows]") -> "SamplerRows":
-        """Returns the rows of all `parts`, one after the other. The parts are of one kind, and must not be used
-        afterwards."""
+        """Returns the rows of all `parts`, in order. The parts must be of one kind, and must not be used afterwards."""
         if len(parts) == 1:
             return parts[0]
         penalties = [part._penalties for part in parts if part._penalties is not None]
@@ -70,7 +69,7 @@ class SamplerRows:
         )
 
     def apart(self) -> "list[SamplerRows]":
-        """Returns each row by itself, with arrays of its own (lazy). This object must not be used afterwards."""
+        """Returns an object for each row, with arrays of its own (lazy). This object must not be used afterwards."""
         if len(self._options) == 1:
             return [self]
         penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
@@ -78,7 +77,7 @@ class SamplerRows:
         return [SamplerRows([each], [draws], own, self._vocab_size, self._broadcast) for each, draws, own in rows]
 
     def copy(self) -> "SamplerRows":
-        """Returns another object of the same state; what one of them draws, the other does not see."""
+        """Returns an independent object with the same state."""
         copied = shallow_copy(self)
         copied._uniforms = self._uniforms.copy()
         copied._penalties = self._penalties.copy() if self._penalties is not None else None
@@ -88,12 +87,12 @@ class SamplerRows:
     def kind(self) -> Hashable:
         """The properties that rows must share to be joined."""
         first, *_ = self._options
-        # Without top-k, top-p ranks the whole vocabulary, which is costly: rows without top-p are kept apart from it.
+        # Without top-k, top-p ranks the whole vocabulary, which is slow: rows without top-p get another kind.
         filtered = None if self._greedy else (first.top_k, first.top_k == 0 and first.top_p < 1)
         return filtered, self._penalties.kind if self._penalties is not None else None
 
     def arrays(self) -> list[mx.array]:
-        """Returns the arrays that hold the state from one step to the next."""
+        """Returns the arrays that hold the state between steps."""
         return self._penalties.arrays() if self._penalties is not None else []
 
     def __call__(self, scores: mx.array) -> mx.array:
@@ -105,14 +104,14 @@ class SamplerRows:
         return token
 
     def draw_ahead(self, scores: mx.array, drafts: Sequence[int]) -> mx.array:
-        """Returns the next token of the only row and the one after each draft, uint32 [1 + D], for the logits, float32
-        [1 + D, V]. Lazy, and changes nothing."""
+        """Returns the next token of the only row, and the token after each draft, uint32 [1 + D], for the logits,
+        float32 [1 + D, V]. Lazy. Changes nothing."""
         if self._penalties is not None:
             scores = self._penalties.apply_ahead(scores, drafts)
         return self._choose(scores, ahead=True)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Records tokens that came next in the only row without a draw. Later draws are as if each had been drawn."""
+        """Records tokens that follow in the only row and were not drawn. Later draws are as if all had been drawn."""
         if self._penalties is not None:
             for token in tokens:
                 self._penalties.record(mx.array([token], dtype=mx.uint32))
@@ -124,14 +123,14 @@ class SamplerRows:
         elif self._candidates is None:
             token = self._draw(scores, ahead)
         else:
-            # Top-k leaves so few tokens that it pays to drop the rest of the vocabulary.
+            # Top-k leaves few tokens: the following steps are faster without the rest of the vocabulary.
             ids = self._candidates(scores)
             index = self._draw(mx.take_along_axis(scores, ids, axis=-1), ahead)
             token = mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
         return token if self._broadcast is None else self._broadcast(token)
 
     def _draw(self, scores: mx.array, ahead: bool) -> mx.array:
-        # Softmax of scores/temperature up to a constant: the most probable token has weight 1.
+        # The softmax of scores/temperature, multiplied by a constant: the most probable token has weight 1.
         distance = scores - mx.max(scores, axis=-1, keepdims=True)
         weights = mx.power(2.0, distance * self._powers)
         if self._top_p is not None:
@@ -145,8 +144,8 @@ class Sampler:
     """The sampler of one request: called once for each token, in order. Owner: the engine thread.
 
     The order is fixed (docs/internals/wire.md, 4): the mask of the grammar; penalties; argmax if the temperature is 0;
-    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call is part of the history of the next
-    one, whether it has been read or not.
+    top-k; softmax of score/temperature; top-p; min-p; draw. The token of each call is part of the history for the next
+    call, even before it is read.
     """
 
     def __init__(
@@ -158,19 +157,19 @@ class Sampler:
         generated: Sequence[int] = (),
         broadcast: Broadcast | None = None,
     ) -> None:
-        """`generated` are the tokens so far: the sampler continues as if it had drawn them. Where several processes
-        draw the same token, `broadcast` says which one counts."""
+        """`generated` are the tokens of the answer so far: the sampler continues as if it had drawn them. If several
+        processes draw each token, `broadcast` returns the token that counts."""
         self.vocab_size = vocab_size
         self.options = options.normalised(vocab_size, context_length)
-        """The normalised options, with the seed that an unseeded request got: they make the same sampler again."""
+        """The normalised options, with the random seed if the request had none. An equal sampler can be made from
+        them."""
         penalties = None
         if self.options.repeat_last_n > 0:
             penalties = Penalties.of_request(self.options, [*prompt, *generated], vocab_size, context_length)
         self._rows: SamplerRows | None = SamplerRows([self.options], [len(generated)], penalties, vocab_size, broadcast)
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> SampledTokens:
-        """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
-        evaluates nothing."""
+        """Returns the next token for `logits` [1, V] of any float type. A mask, if given, allows this token. Lazy."""
         logits, scores = _with_masks(logits, masks)
         token, wanted = self._own()(scores), []
         if self.options.candidates:
@@ -180,10 +179,10 @@ class Sampler:
         return SampledTokens(token, wanted, logits, scores)
 
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> SampledTokens:
-        """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one after each of D drafts.
+        """Returns a token for each row of `logits` [1 + D, V]: the next token, and the token after each of D drafts.
 
-        Each is the result of a call after all drafts before it. The state stays as it is: `skip` the tokens that
-        did come. Lazy: evaluates nothing.
+        Each token is the result of a call after all drafts before it. The state does not change: call `skip` with the
+        tokens that are accepted. Lazy: evaluates nothing.
         """
         logits, scores = _with_masks(logits, masks)
         token = self._own().draw_ahead(scores, drafts)
@@ -196,16 +195,16 @@ class Sampler:
         return [LogprobsRow(details, row, top) for row in range(token.size)]
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Records tokens that came next without a draw."""
+        """Records tokens that follow and were not drawn."""
         self._own().skip(tokens)
 
     def lend(self) -> SamplerRows:
-        """Returns the state, for a batch. Until it is taken back, the sampler raises RuntimeError when it is used."""
+        """Returns the state, for a batch. Until `take_back`, every use of the sampler raises RuntimeError."""
         rows, self._rows = self._own(), None
         return rows
 
     def take_back(self, rows: SamplerRows) -> None:
-        """Takes back the state that was lent, as the batch has left it."""
+        """Takes back the lent state, with the batch's changes."""
         self._rows = rows
 
     def _own(self) -> SamplerRows:
@@ -215,11 +214,11 @@ class Sampler:
 
 
 class _Kinds:
-    """The rows of several requests. Those of one kind share one computation, so the cost of a step grows with the
-    number of kinds."""
+    """The rows of several requests. Rows of one kind share one computation, so the time of a step grows with the number
+    of kinds."""
 
     def __init__(self, rows: Sequence[SamplerRows]) -> None:
-        """Takes over the states of all requests, of one row each."""
+        """`rows` are the states of all requests, one row each. They must not be used afterwards."""
         kinds: dict[Hashable, list[int]] = {}
         for row, each in enumerate(rows):
             kinds.setdefault(each.kind, []).append(row)
@@ -237,18 +236,17 @@ class _Kinds:
 
 
 def preview_draws(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
-    """Returns a function that draws the tokens of each sampler's next calls: it maps logits [B, V] of any float type
-    to tokens, uint32 [B], which are part of its own histories from then on. The samplers stay as they are. Lazy:
-    evaluates nothing."""
+    """Returns a function that draws the tokens of the samplers' next calls. The function changes only copies of the
+    samplers' states. It maps logits [B, V] of any float type to tokens, uint32 [B]. Lazy."""
     kinds = _Kinds([sampler._own().copy() for sampler in samplers])
     return lambda logits: kinds(logits.astype(mx.float32))
 
 
 class SamplerBatch:
-    """The samplers of several requests, for as long as the same ones decode together. Owner: the engine thread."""
+    """The samplers of several requests while these decode together. Owner: the engine thread."""
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
-        """Takes over the states of `samplers`, in the order of the rows."""
+        """Takes over the states of `samplers`, one for each row, in order."""
         self._samplers = samplers
         self._kinds = _Kinds([sampler.lend() for sampler in samplers])
         self._tops = {row: each.options.top_logprobs for row, each in enumerate(samplers) if each.options.logprobs}
@@ -258,8 +256,8 @@ class SamplerBatch:
         }
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> SampledTokens:
-        """Returns the next tokens for `logits` [B, V] of any float type; the token of a row with a mask is in the
-        mask. Lazy: evaluates nothing."""
+        """Returns the next tokens for `logits` [B, V] of any float type. If a row has a mask, it allows the row's
+        token. Lazy: evaluates nothing."""
         logits, scores = _with_masks(logits, masks)
         token = self._kinds(scores)
         wanted: list[LogprobsRow | None] = [None] * token.size if self._tops or self._candidates else []
@@ -274,11 +272,9 @@ class SamplerBatch:
         return SampledTokens(token, wanted, logits, scores)
 
     def release(self) -> None:
-        """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.
-
-        Dispatches the copies without waiting for them: until they are evaluated, each keeps the state of all rows
-        alive.
-        """
+        """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards. Starts
+        the evaluation of each sampler's copy of its state, and does not wait for it: until then the copy keeps the
+        state of all rows alive."""
         copies = []
         for members, rows in zip(self._kinds.members, self._kinds.rows, strict=True):
             for row, own in zip(members, rows.apart(), strict=True):
@@ -288,13 +284,13 @@ class SamplerBatch:
 
 
 def _with_masks(logits: mx.array, masks: Sequence[Mask | None]) -> tuple[mx.array, mx.array]:
-    """Returns the logits in float32, without their masks and with them."""
+    """Returns the logits in float32, and the same with their masks."""
     logits = logits.astype(mx.float32)
     return logits, masked(logits, masks) if masks else logits
 
 
 def _selection(rows: Sequence[int], count: int) -> mx.array | None:
-    """Returns the index of some of `count` rows; None stands for all of them in order."""
+    """Returns an index array of `rows`, or None if `rows` are all `count` rows in order."""
     return None if [*rows] == [*range(count)] else mx.array([*rows], dtype=mx.uint32)
 
 

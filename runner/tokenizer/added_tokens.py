@@ -1,4 +1,4 @@
-"""Added tokens: texts that become one id wherever they occur, in addition to the ordinary vocabulary."""
+"""Added tokens: texts beside the ordinary vocabulary that become one id wherever they occur."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,15 +19,15 @@ _TABLE = "added_tokens_decoder"
 _ADDED, _MAP = "added_tokens.json", "special_tokens_map.json"
 _END = ""
 _Node = dict[str, "_Node"]
-"""A branch of a tree of texts by character; `_END` marks the end of a text."""
+"""A node of a tree of texts: the branches by their characters. The key `_END` marks the end of a text."""
 
 
 class AddedToken(NamedTuple):
-    """An added token. Chat templates set `special` ones as marks; others are ordinary text in one token.
+    """An added token. Chat templates use `special` tokens as marks; all other added tokens are ordinary text.
 
-    The flags are Hugging Face's. `single_word`: the text must be a word by itself. `lstrip` and
-    `rstrip`: it absorbs white space on its left or right. `normalized`: the search for it follows normalization.
-    Without flags it matches anywhere.
+    The flags are Hugging Face's. `single_word`: the text must be a whole word. `lstrip` and `rstrip`: the token
+    includes white space on the left or right of the text. `normalized`: the text is searched in the normalized prompt.
+    Without flags the text matches anywhere.
     """
 
     id: int
@@ -49,14 +49,15 @@ FLAGS = AddedToken._fields[2:]
 def configured_tokens(
     files: Files, piece_id: Callable[[str], int | None], size: int, known: Iterable[AddedToken] = ()
 ) -> list[AddedToken]:
-    """Returns `known` and the tokens that the files beside a vocabulary add to its `size` pieces, as transformers does.
+    """Returns `known` and the tokens that files beside a vocabulary of `size` pieces add to it, as transformers does.
 
     Ids come from `known`, then from `added_tokens_decoder` in `tokenizer_config.json`, whose flags replace those of
     `known`, then from `added_tokens.json`. A special token may be named without an id: by `tokenizer_config.json`, or
-    by `special_tokens_map.json` if there is no `added_tokens_decoder`. It gets the id of the piece with its spelling,
-    found by `piece_id`, or else the next free id. If the model has no row for that id, the token stays text.
+    by `special_tokens_map.json` if there is no `added_tokens_decoder`. Such a token gets the id of the piece with the
+    same text, which `piece_id` returns, or else the next free id. Without an embedding for this id, the token stays
+    text.
 
-    Raises ModelError if one of the files has an unexpected shape; the message names it.
+    Raises ModelError if a file has an unexpected shape. The message names the file.
     """
     config = special_config(read_object(files, "tokenizer_config.json"), read_object(files, _MAP))
     tokens = {token.content: token for token in known}
@@ -77,7 +78,7 @@ def configured_tokens(
         if text in tokens:
             tokens[text] = tokens[text]._replace(special=True)
         elif (piece := piece_id(text)) is not None:
-            if len(text) > 1 or text in marks:  # a model that pads with "!" writes it, too
+            if len(text) > 1 or text in marks:  # a model that pads with "!" also writes "!"
                 tokens[text] = token._replace(id=piece)
         elif free < rows:
             tokens[text] = token._replace(id=free)
@@ -89,15 +90,15 @@ def configured_tokens(
 
 
 def special_config(config: JsonObject, older: JsonObject) -> JsonObject:
-    """Returns `config`, of `tokenizer_config.json`; without an `added_tokens_decoder`, with the fields of `older`, of
-    `special_tokens_map.json`, in place of its own, as older releases of transformers wrote both files."""
+    """Returns `config`, the content of `tokenizer_config.json`. Without an `added_tokens_decoder` in it, the fields of
+    `older`, of `special_tokens_map.json`, replace its fields: older releases of transformers wrote both."""
     return config if _TABLE in config else {**config, **older}
 
 
 def without_broken(files: Files, *, is_directory: bool) -> Files:
-    """Returns `files` without the broken ones that the model's own program does not read. Ollama never reads the two
-    older files, transformers only without an `added_tokens_decoder`. The log names each file left out. Raises
-    ModelError for any other broken file."""
+    """Returns `files` without broken files that the model's own program ignores: Ollama never reads `added_tokens.json`
+    and `special_tokens_map.json`, transformers only without an `added_tokens_decoder`. The log names each of them.
+    Raises ModelError if that program reads a broken one."""
     broken = set[str]()
     for name, read in ((_ADDED, _older_ids), (_MAP, partial(read_object, name=_MAP))):
         try:
@@ -111,13 +112,13 @@ def without_broken(files: Files, *, is_directory: bool) -> Files:
 
 
 def _older_ids(files: Files) -> dict[str, int]:
-    """Returns the ids in `added_tokens.json` by their texts."""
+    """Returns the ids in `added_tokens.json` by the texts of their tokens."""
     found = read_object(files, _ADDED)
     return {text: _token_id(value, _ADDED) for text, value in found.items() if token_text(text) is not None}
 
 
 def _rows(files: Files) -> int:
-    """Returns the rows of the embedding, or a number above every id if the config names none."""
+    """Returns the number of ids with an embedding, or a number above every id if the config has no such number."""
     config = read_object(files, "config.json")
     text = config.get("text_config")
     sizes = [part.get("vocab_size") for part in (config, text) if isinstance(part, Mapping)]
@@ -125,7 +126,7 @@ def _rows(files: Files) -> int:
 
 
 def _decoder_entries(entries: object) -> Iterator[AddedToken]:
-    """Yields the tokens of `added_tokens_decoder`: {id: {content, special, ...}}."""
+    """Yields the tokens in the `entries` of `added_tokens_decoder`: {id: {content, special, ...}}."""
     if entries is None:
         return
     place = f"tokenizer_config.json: {_TABLE}"
@@ -138,7 +139,7 @@ def _decoder_entries(entries: object) -> Iterator[AddedToken]:
 
 
 def _flags(entry: object) -> dict[str, bool]:
-    """Returns the flags of an entry; missing ones are false."""
+    """Returns the flags of an entry. Missing flags are False."""
     given = entry if isinstance(entry, dict) else {}
     return {name: given.get(name) is True for name in FLAGS}
 
@@ -152,11 +153,11 @@ def _token_id(value: object, place: str) -> int:
 
 
 def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
-    """Yields the special tokens without ids, first the tokens with a role."""
+    """Yields the special tokens that a config names, with id -1; tokens with a role come first."""
     values = [config.get(role) for role in _ROLES]
     values += [value for key, value in config.items() if key.endswith(_ROLE_ENDING) and key not in _ROLES]
     for listed in map(config.get, _LISTED):
-        if isinstance(listed, dict):  # transformers 5 keys them by purpose
+        if isinstance(listed, dict):  # transformers 5 writes an object by purpose
             listed = list(listed.values())
         values += listed if isinstance(listed, list) else []
     for value in values:
@@ -166,9 +167,10 @@ def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
 
 
 def literal_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Compiles an expression that finds the leftmost of one or more non-empty `texts`, and there the longest.
+    """Compiles an expression that finds the leftmost occurrence of any of `texts`, and there the longest text. There
+    must be at least one text, and none may be empty.
 
-    Common prefixes are factored out: a plain alternation would try thousands of texts at every `<`.
+    Common prefixes occur once in the expression: a plain alternation would try thousands of texts at every `<`.
     """
     root: _Node = {}
     for text in texts:
@@ -185,7 +187,7 @@ def _expression(node: _Node) -> str:
         if character == _END:
             continue
         text = character
-        while len(following) == 1:  # no choice: go on without another level
+        while len(following) == 1:  # only one branch: no group is needed
             ((character, following),) = following.items()
             text += character
         branches.append(re.escape(text) + _expression(following))

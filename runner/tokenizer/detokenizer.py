@@ -2,11 +2,11 @@
 
 Invariants:
 
-1. The delivered text is the decoded text up to the earliest place where a stop string begins.
-2. The detokenizer holds back only an incomplete character and the longest end of the text that begins a stop string:
-   at most three bytes and `max(len(stop)) - 1` characters.
-3. A token's entry comes once, with the last character that the token completed. Entries of tokens that completed no
-   character come at the end, with the text held back. Only tokens after a stop string have no entry.
+1. The delivered text is the decoded text up to the beginning of the first stop string in it.
+2. The detokenizer holds only an incomplete character and the longest end of the text that is the beginning of a stop
+   string: at most three bytes and `max(len(stop)) - 1` characters.
+3. The entry of a token is delivered once, with the last character that the token completed. Entries of tokens that
+   complete no character wait for the next character or the end. Tokens after a stop string have no entry.
 """
 
 from collections import deque
@@ -18,20 +18,19 @@ from runner.tokenizer.utf8 import Utf8Stream
 
 
 class StopStrings:
-    """The stop strings as one automaton (Aho and Corasick): one step per character, however many and long they are.
+    """The stop strings as one automaton (Aho and Corasick): one step per character, for any number of strings.
 
-    A state stands for the longest suffix of the text so far that is the beginning of a stop string. Empty stop strings
-    match nothing. Building takes time and space in proportion to the characters in all stop strings; nothing changes
-    afterwards.
+    A state stands for the longest end of the text so far that is the beginning of a stop string. Empty stop strings
+    match nothing. The construction takes time and space in proportion to the characters in all stop strings. Immutable.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self.texts = tuple(stops)
         self._next: list[dict[str, int]] = [{}]
         self.depth = [0]
-        """By state: the length of the suffix that may still become a stop string."""
+        """By state: the length of the end of the text that may still become a stop string."""
         self.matched = [0]
-        """By state: the length of the longest stop string that ends here; 0 for none."""
+        """By state: the length of the longest stop string that ends there, or 0."""
         self._fallback = [0]
         for stop in self.texts:
             self._insert(stop)
@@ -51,7 +50,7 @@ class StopStrings:
         self.matched[state] = self.depth[state]
 
     def _link(self) -> None:
-        """Links each state to the state of its longest proper suffix, shallow states first."""
+        """Links each state to the state of its longest shorter end, from short to long."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -71,21 +70,21 @@ Entry = TypeVar("Entry")
 
 
 class TextPiece(NamedTuple, Generic[Entry]):
-    """Text to deliver now, and its entries. The text is empty if only entries were left."""
+    """A text to deliver now, and the entries of its tokens. The text is empty if only entries are left."""
 
     text: str
     entries: list[Entry]
 
 
 def join_pieces(pieces: "Sequence[TextPiece[Entry]]") -> "TextPiece[Entry]":
-    """Returns one piece for all of these, at least one."""
+    """Returns one piece for all `pieces`. There must be at least one."""
     if len(pieces) == 1:
         return pieces[0]
     return TextPiece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
 
 
 class _Settled(NamedTuple, Generic[Entry]):
-    """A token whose characters are known: positions in the decoded text."""
+    """The entry of a token whose characters are known, and their positions in the decoded text."""
 
     start: int
     stop: int
@@ -93,15 +92,15 @@ class _Settled(NamedTuple, Generic[Entry]):
 
 
 class Detokenizer(Generic[Entry]):
-    """Turns the tokens of one generation into text. Owner: the thread that pushes.
+    """Turns the tokens of one generation into text. Owner: the thread that calls `push`.
 
-    If several stop strings match, the one that begins first wins, even if another was complete before it: while the
-    earlier one may still match, the decision waits for more text. So the answer does not depend on how the text is
-    divided into tokens.
+    If several stop strings match, the answer ends where the first of them begins, even if another is complete before.
+    While an earlier stop string may still match, the detokenizer waits for more text. So the answer does not depend on
+    the division of the text into tokens.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stops: StopStrings | None = None) -> None:
-        """`token_bytes` returns the bytes that a token adds to the output, perhaps none."""
+        """`token_bytes` maps a token to the bytes that it adds to the output, perhaps none."""
         self._token_bytes = token_bytes
         self._stops = stops
         self._state = 0
@@ -113,13 +112,11 @@ class Detokenizer(Generic[Entry]):
         self._settled: deque[_Settled[Entry]] = deque()
         self._unsettled: list[Entry] = []
         self.stopped = False
-        """True once a stop string has matched; nothing more is delivered."""
+        """True once a stop string has matched: no more text is delivered."""
 
     def push(self, token_id: int, entry: Entry | None = None) -> TextPiece[Entry] | None:
-        """Adds a token (never EOS). Returns the text that may be delivered now, if any.
-
-        A token that completes no character gives None; its entry comes with the next character.
-        """
+        """Adds a token, which must not be EOS. Returns the text that can be delivered now, or None. If a token
+        completes no character, its entry is delivered with a later character."""
         if self.stopped:
             return None
         if entry is not None:
@@ -128,7 +125,7 @@ class Detokenizer(Generic[Entry]):
         return self._deliver(self._append(text)) if text else None
 
     def completes_stop(self, token: int) -> bool:
-        """Returns True if this token, pushed next, would complete a stop string. Changes nothing."""
+        """Returns True if `push(token)` would complete a stop string. Changes nothing."""
         if self._stops is None:
             return False
         ahead = copy(self)
@@ -137,11 +134,11 @@ class Detokenizer(Generic[Entry]):
         return ahead.stopped
 
     def finish(self) -> TextPiece[Entry] | None:
-        """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.
+        """Ends the text at EOS or at a limit. Returns the held text, which did not become a stop string.
 
-        `Utf8Stream.finish` decides on an incomplete character. If it is dropped, the entries of its tokens are
-        delivered all the same, if need be without text: the tokens were drawn and count. A match that waited for an
-        earlier one counts now: `stopped` may become true here.
+        `Utf8Stream.finish` decides on an incomplete character. If the character is dropped, the entries of its tokens
+        are still delivered, perhaps without text: these tokens were drawn. A stop string that has matched but had to
+        wait for an earlier one counts now: `stopped` becomes True then.
         """
         if self.stopped:
             return None
@@ -154,7 +151,7 @@ class Detokenizer(Generic[Entry]):
         return self._deliver(self._decoded)
 
     def _append(self, text: str) -> int:
-        """Adds decoded text. Returns the position up to which text may be delivered."""
+        """Adds decoded text. Returns the position up to which text can be delivered."""
         start = self._decoded
         self._decoded += len(text)
         self._held += text

@@ -1,4 +1,4 @@
-"""Access to the model's text files, for tokenizers."""
+"""Reads the model's text files for tokenizers."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,16 +7,16 @@ from runner import json_files
 from runner.errors import ModelError
 
 Files = Callable[[str], bytes | None]
-"""Returns the content of a file by name (`tokenizer.json`, ...), or None if the model has no such file."""
+"""Maps the name of a file (`tokenizer.json`, ...) to its content, or to None if the model has no such file."""
 
 JsonObject = Mapping[str, object]
 _HALVES = re.compile("[\ud800-\udfff]")
-"""Surrogates. `json` leaves single ones in a text, and they have no UTF-8."""
+"""Surrogates. `json` leaves single surrogates in a text, but UTF-8 has no form for them."""
 
 
 def read_object(files: Files, name: str) -> JsonObject:
-    """Reads an optional config file; a missing file is an empty object. Raises ModelError for anything but a JSON
-    object; the message names the file."""
+    """Reads an optional config file. Returns an empty object if the file is missing or empty. Raises ModelError, with
+    the file's name, if the file has anything but a JSON object."""
     data = files(name)
     if not data:
         return {}
@@ -30,7 +30,7 @@ def read_object(files: Files, name: str) -> JsonObject:
 
 
 def token_text(value: object) -> str | None:
-    """Returns the text of a token in a config: a string, or an object with `content`; None for anything else, and for
-    half a character, which no prompt has."""
+    """Returns the text of a token in a config: `value` itself or its `content`. Returns None if this is no string, is
+    empty, or has a surrogate, which no prompt has."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text and not _HALVES.search(text) else None

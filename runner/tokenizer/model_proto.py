@@ -1,7 +1,7 @@
 """The fields of a `tokenizer.model` that sentencepiece does not expose.
 
-Its own `sentencepiece_model_pb2` would parse them, but takes 17 ms to import, and refuses any protobuf older than the
-one that generated it.
+sentencepiece's own `sentencepiece_model_pb2` could parse them, but its import takes 17 ms, and fails with a protobuf
+older than the release that generated this module.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _ALGORITHMS: Final = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
 class PieceType(IntEnum):
-    """`ModelProto.SentencePiece.Type`."""
+    """sentencepiece's `ModelProto.SentencePiece.Type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -31,7 +31,7 @@ class PieceType(IntEnum):
 
 
 class ModelProto(NamedTuple):
-    """Parts of the file. `marked` has every piece that is not ordinary text, by id."""
+    """The parts of the file that the runner needs. `marked` has every piece that is not ordinary text, by id."""
 
     algorithm: str
     dummy_prefix: bool
@@ -39,7 +39,7 @@ class ModelProto(NamedTuple):
 
 
 def parse_model(data: bytes) -> ModelProto:
-    """Parses the file. Raises ModelError if it is empty, truncated, or not a sentencepiece model."""
+    """Parses the file. Raises ModelError if the file is empty, truncated, or not a sentencepiece model."""
     algorithm, dummy_prefix = _ALGORITHMS[1], True
     marked: dict[int, tuple[PieceType, str]] = {}
     pieces, seen = 0, set()
@@ -58,7 +58,7 @@ def parse_model(data: bytes) -> ModelProto:
                 dummy_prefix = _number(message, 3, int(dummy_prefix)) != 0
     except (ValueError, IndexError, KeyError) as error:
         raise _not_a_model(len(data)) from error
-    if not seen.issuperset((_PIECE, _TRAINER, _NORMALIZER)):  # in this order; a truncated file may end between two
+    if not seen.issuperset((_PIECE, _TRAINER, _NORMALIZER)):  # in this order; the file may be cut between two
         raise _not_a_model(len(data))
     return ModelProto(algorithm, dummy_prefix, marked)
 
@@ -68,12 +68,12 @@ def _not_a_model(size: int) -> ModelError:
 
 
 def without_dummy_prefix(data: bytes) -> bytes:
-    """Returns the model with `add_dummy_prefix` off: of two values of a field, the later one wins."""
+    """Returns the model with `add_dummy_prefix` off, by a second value for this field: the last value counts."""
     return data + bytes([_NORMALIZER << 3 | _BYTES, 2, 3 << 3 | _VARINT, 0])
 
 
 def _is_ordinary(message: bytes) -> bool:
-    """Returns True for a piece with a text, a score and no type. A shortcut, since there may be 256,000 of them."""
+    """Returns True for a piece with a text, a score and no type. Saves parsing most of up to 256,000 pieces."""
     end = message[1] + 2 if len(message) > 1 else 0
     return message[0:1] == _TEXT_KEY and len(message) == end + 5 < 0x80 and message[end] == _SCORE_KEY
 
@@ -89,16 +89,14 @@ def _piece(message: bytes) -> tuple[PieceType, str]:
 
 
 def _number(message: bytes, number: int, default: int) -> int:
-    """Returns the last value of a numeric field of a message."""
+    """Returns the last value of the numeric field `number` of a message, or `default`."""
     values = [_varint(value, 0)[0] for found, value in _fields(message) if found == number]
     return values[-1] if values else default
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the fields of a message: number and raw value.
-
-    Raises ValueError, IndexError or KeyError if the message is truncated or malformed.
-    """
+    """Yields the fields of a message: the field's number and its raw value. Raises ValueError, IndexError or KeyError
+    if the message is truncated or malformed."""
     at, size = 0, len(data)
     while at < size:
         key, start = _varint(data, at)
@@ -115,7 +113,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns a number and the position after it."""
+    """Returns the number that is encoded at position `at`, and the position after it."""
     value = data[at]
     if value < 0x80:
         return value, at + 1

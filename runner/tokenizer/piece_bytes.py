@@ -1,11 +1,11 @@
-"""Decodes an entry of a `tokenizer.json` vocabulary into bytes.
+"""Decodes the entries (pieces) of a `tokenizer.json` vocabulary into bytes.
 
-Bytes are written in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
-is one byte). All other markers (`▁` for a space, `##`, `</w>`) are left to the file's own decoder.
+Pieces write bytes in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
+is one byte). The decoder in the file handles all other marks (`▁` for a space, `##`, `</w>`).
 
-The steps before the model (normalizer and pre-tokenizer) spelled the pieces, so they decide the meaning of a piece. The
-file's decoder is used unless it fails to reverse them: a file saved by the class of another model has that class's
-decoder.
+The steps before the model (normalizer and pre-tokenizer) spell the pieces, so they decide the meaning of a piece. The
+file's decoder is used unless it does not reverse these steps: transformers' class for another model may have saved the
+file, with the decoder of that class.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ _WORDS: Final = "x y"
 
 
 def _byte_table() -> dict[int, int | None]:
-    """Returns GPT-2's table: printable Latin-1 stands for itself, other bytes follow in order from U+0100 on.
-
-    Byte 0 is dropped, as in Ollama.
-    """
+    """Returns GPT-2's table from characters to bytes: printable Latin-1 stands for itself, and the characters from
+    U+0100 on stand for the other bytes, in order. The character of byte 0 is dropped, as in Ollama."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     table: dict[int, int | None] = {byte: byte for byte in printable}
@@ -54,19 +52,19 @@ _LETTERS_OF_UTF8: Final = [
 
 
 def plain_bytes(piece: str) -> bytes:
-    """Returns the text itself in UTF-8."""
+    """Returns the piece's own text in UTF-8."""
     return piece.encode("utf-8", "replace")
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """Maps characters back to bytes; an entry with any other character stands for its own text."""
+    """Maps the characters of a byte-level piece to bytes. A piece with any other character stands for its own text."""
     if not _ALPHABET.issuperset(piece):
         return plain_bytes(piece)
     return piece.translate(_BYTES).encode("latin-1")
 
 
 def fallback_byte(piece: str) -> bytes | None:
-    """Returns the byte of `<0xNN>`; None for other texts."""
+    """Returns the byte of a piece `<0xNN>`, or None for any other piece."""
     match = _BYTE_PIECE.fullmatch(piece)
     return bytes.fromhex(match[1]) if match else None
 
@@ -74,8 +72,8 @@ def fallback_byte(piece: str) -> bytes | None:
 def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
     """Returns a function that decodes pieces with `decoder`, each between two other pieces.
 
-    Thus a token's bytes do not depend on its position, where a decoder treats the ends of a text differently: the space
-    before the first word belongs to the answer, and the end of a word (`</w>`) is a space.
+    So the bytes of a token do not depend on its position, although some decoders treat the ends of a text differently:
+    a space before the first word of an answer stays, and the end of a word (`</w>`) is a space.
     """
     after = len(decoder.decode([_BEFORE, _AFTER])) - len(_BEFORE)  # WordPiece puts a space before a word
 
@@ -88,15 +86,15 @@ def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
 
 
 class PieceDecoding(NamedTuple):
-    """A way from pieces to bytes. With `byte_level`, pieces have a printable character for each byte."""
+    """A function that decodes pieces into bytes. With `byte_level`, pieces have a printable character for each byte."""
 
     decode: PieceDecoder
     byte_level: bool = False
 
 
 def piece_decoding(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> PieceDecoding:
-    """Chooses a decoding: by the steps before the model if they are byte-level; else by the file's decoder, unless it
-    does not reverse them; else by the type of the model."""
+    """Chooses a decoding: byte-level if a step before the model is; else by the file's decoder, unless this does not
+    reverse the steps; else by the type of the model."""
     words = _words(backend)
     if _is_byte_level(backend):
         return PieceDecoding(_byte_level_decoder(backend.model, words), byte_level=True)
@@ -115,8 +113,8 @@ def piece_decoding(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> Pie
 
 
 def _words(backend: tokenizers.Tokenizer) -> list[str]:
-    """Returns the pieces of two words with a space between them, as the model gets them. Returns none if a step panics,
-    as it then does for every text."""
+    """Returns the words of a text of two words, as the steps before the model spell them. Returns an empty list if a
+    step panics: it then panics for every text."""
     steps, text = backend.pre_tokenizer, _WORDS
     try:
         with panics_as(PanicError):
@@ -127,12 +125,13 @@ def _words(backend: tokenizers.Tokenizer) -> list[str]:
 
 
 def _byte_level_decoder(model: Model, words: Sequence[str]) -> PieceDecoder:
-    """Returns `byte_level_bytes` after it removes the model's marks for parts and ends of words."""
+    """Returns a function that removes the model's marks for parts and ends of words from a piece, and returns the
+    `byte_level_bytes` of the rest."""
     prefix = getattr(model, "continuing_subword_prefix", None) or ""
     suffix = getattr(model, "end_of_word_suffix", None) or ""
     if not prefix and not suffix:
         return byte_level_bytes
-    end = b"" if b" " in b"".join(map(byte_level_bytes, words)) else b" "  # CLIP removes the spaces
+    end = b"" if b" " in b"".join(map(byte_level_bytes, words)) else b" "  # CLIP's steps remove spaces
 
     def decode(piece: str) -> bytes:
         word = piece.removesuffix(suffix)
@@ -157,15 +156,15 @@ def _decoder_of_model(model: Model, words: Sequence[str], *, byte_fallback: bool
 
 
 def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Returns True if the steps before the model spell bytes by printable characters."""
+    """Returns True if a step before the model spells bytes by printable characters."""
     return "ByteLevel" in _types(backend.normalizer) | _types(backend.pre_tokenizer)
 
 
 def restore_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Adds the byte-level step to a vocabulary that needs it; returns True if the file lacked it.
+    """Adds the byte-level step if a vocabulary needs it and the file lacks it. Returns True if the step was added.
 
-    transformers' class for Llama saved such vocabularies (distillations of DeepSeek-R1) with its own steps. These mark
-    spaces by `▁`, for which the vocabulary has no piece, and the spaces are lost.
+    transformers' class for Llama saved such vocabularies (distillations of DeepSeek-R1) with the steps of Llama. These
+    steps mark spaces by `▁`, for which the vocabulary has no piece, so that spaces are lost.
     """
     from tokenizers import models, normalizers, pre_tokenizers
 
@@ -180,14 +179,14 @@ def restore_byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _spells_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Returns True for a vocabulary with a character for each byte of UTF-8 and without `▁`. A vocabulary with `▁` may
-    have all these characters as Latin letters (Gemma)."""
+    """Returns True for a vocabulary with the characters of UTF-8's bytes and without `▁`. A vocabulary with `▁` (Gemma)
+    may have these characters as Latin letters."""
     known = backend.token_to_id
     return known(_SPACE_MARK) is None and all(known(letter) is not None for letter in _LETTERS_OF_UTF8)
 
 
 def _steps(component: Step | None) -> list[Step]:
-    """Returns the steps of a normalizer or pre-tokenizer, which may be a sequence."""
+    """Returns the steps of a normalizer or pre-tokenizer: its parts if it is a sequence."""
     if hasattr(component, "__getitem__"):
         return [*cast("Iterable[Step]", component)]
     return [] if component is None else [component]

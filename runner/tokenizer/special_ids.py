@@ -1,6 +1,6 @@
-"""Finds the ids that begin and end a text; of several files, the first that names one wins.
+"""Finds the ids that begin and end a text. The first file that names an id decides.
 
-docs/internals/wire.md, 2.8, has the rules.
+The rules are in docs/internals/wire.md, 2.8.
 """
 
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ _NOTHING: JsonObject = {}
 
 
 class SpecialIds(NamedTuple):
-    """The ids that begin and end a text. `add_bos` is true if prompts must begin with BOS."""
+    """The ids that begin and end a text. `add_bos` is True if prompts must begin with BOS."""
 
     bos: int | None
     eos: frozenset[int]
     add_bos: bool
     end: int | None = None
-    """The first of `eos`, as the files list them."""
+    """The first id of `eos` in the order of the files, or None."""
 
 
 def resolve_special_ids(
     files: Files, added: Mapping[str, int], *, own: JsonObject = _NOTHING, merge_eos: bool = False
 ) -> SpecialIds:
-    """Finds BOS and EOS; `added` maps the text of every added token to its id.
+    """Finds BOS and EOS. `added` maps the text of every added token to the id of the token.
 
-    Ids come from `generation_config.json`, else `config.json` (top level), else from the token texts in
-    `tokenizer_config.json`, else from the texts in `own`, which the vocabulary itself names. BOS and EOS are looked up
-    separately, and lists are never merged. A negative id means none. If none of them names one, the text in
-    `special_tokens_map.json` counts, then the ids in the `text_config` of `config.json`.
+    The sources, for BOS and for EOS separately, are: the ids in `generation_config.json`; the ids in `config.json` (top
+    level); the token text in `tokenizer_config.json`; the text in `own`, which the vocabulary itself names; the text in
+    `special_tokens_map.json`; for EOS, the ids in the `text_config` of `config.json`. The first source with an id
+    decides; lists are never merged. Negative ids are ignored.
 
-    With `merge_eos`, the token text ends an answer in addition to the ids, as in mlx-lm, and `text_config` counts right
-    after `config.json`, as in transformers.
+    With `merge_eos`, EOS has the id of the token text in addition to the ids, as in mlx-lm, and `text_config` comes
+    right after `config.json`, as in transformers.
 
     Raises ModelError if one of the files is not a JSON object.
     """
@@ -60,13 +60,13 @@ def _first_ids(sources: list[JsonObject], key: str) -> list[int]:
 
 
 def _ids(value: object) -> list[int]:
-    """Returns the ids in an integer or a list of integers; everything else counts as absent."""
+    """Returns the ids in an integer or a list of integers, without negative ids. Ignores everything else."""
     values = value if isinstance(value, list) else [value]
     numbers = [v for v in values if (type(v) is float and v.is_integer()) or type(v) is int]
     return [int(number) for number in numbers if number >= 0]
 
 
 def _first_named(sources: list[JsonObject], key: str, added: Mapping[str, int]) -> list[int]:
-    """Returns the id of the first token text that is an added token."""
+    """Returns the id of the first text in the sources that is an added token, or an empty list."""
     texts = (token_text(source.get(key)) for source in sources)
     return next(([added[text]] for text in texts if text is not None and text in added), [])

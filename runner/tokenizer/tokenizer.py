@@ -16,20 +16,20 @@ from runner.tokenizer.utf8 import ONE_PER_BYTE, decode_utf8
 
 
 class Backend(Protocol):
-    """A vocabulary and its rules for splitting text. Immutable: any thread may call any method at any time."""
+    """A vocabulary and the rules for splitting text. Immutable: any thread may call any method at any time."""
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The name of the vocabulary's file."""
 
     @property
     def kind(self) -> str:
-        """The kind of vocabulary, for people: `BPE`, `Unigram`, `WordPiece`, `WordLevel`, `sentencepiece BPE` or
+        """The kind of vocabulary, for messages: `BPE`, `Unigram`, `WordPiece`, `WordLevel`, `sentencepiece BPE` or
         `sentencepiece unigram`."""
 
     @property
     def added(self) -> Sequence[AddedToken]:
-        """The texts that become one id wherever they occur."""
+        """The added tokens: texts that become one id wherever they occur."""
 
     @property
     def size(self) -> int:
@@ -41,19 +41,19 @@ class Backend(Protocol):
 
     @property
     def own(self) -> JsonObject:
-        """`bos_token` and `eos_token`, if the vocabulary itself names them."""
+        """The texts `bos_token` and `eos_token`, if the vocabulary itself names them."""
 
     def encode(self, text: str) -> list[int]:
-        """Tokenizes `text`, which has no lone surrogates. Releases the GIL for long work."""
+        """Tokenizes `text`, which must not have surrogates. Releases the GIL."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that the token adds to the output; empty for an id outside the vocabulary."""
+        """Returns the bytes that the token adds to the output; no bytes for an id outside the vocabulary."""
 
 
 PART_CHARACTERS = 1 << 18
-"""The length of a part in `encode_parts`: some tenths of a second, and about ten megabytes."""
+"""The most characters of a part in `encode_parts`. A part needs some tenths of a second, and about ten megabytes."""
 _PART_IDS = 4096
-"""The ids in a part of `decode_parts`: a few milliseconds."""
+"""The number of ids in a part of `decode_parts`. A part needs a few milliseconds."""
 _OTHER_FORMS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
@@ -66,10 +66,8 @@ _OTHER_FORMS = (
 
 
 class Tokenizer:
-    """A model's tokenizer, shared by all requests.
-
-    Any thread may call any method at any time: only two caches of decoded entries change after construction.
-    """
+    """A model's tokenizer, shared by all requests. Any thread may call any method at any time: after construction only
+    caches of computed values change."""
 
     def __init__(self, backend: Backend, special: SpecialIds) -> None:
         self._backend = backend
@@ -80,12 +78,12 @@ class Tokenizer:
         self.bos = special.bos
         self.eos = special.eos
         self.end = special.end
-        """The end token of a text to embed."""
+        """The end token of a text to embed, or None."""
         self.add_bos = special.add_bos
         self.added = frozenset(token.id for token in backend.added)
-        """Ids of the texts that become one id wherever they occur in a prompt."""
+        """The ids of the added tokens, whose texts become one id wherever they occur in a prompt."""
         self.special = frozenset(token.id for token in backend.added if token.special)
-        """Ids of the added special tokens, which chat templates set around messages."""
+        """The ids of the special added tokens, which chat templates put around messages."""
 
     @property
     def vocab_size(self) -> int:
@@ -95,22 +93,22 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Tokenizes a rendered prompt.
 
-        The spelling of an added token becomes its id wherever it occurs, the longest one at each position. No template
-        is applied. BOS is put in front iff the model asks for it, even if the text begins with one. Long texts are
-        encoded without the GIL.
+        The text of an added token becomes the id of the token wherever it occurs; at each position the longest text
+        counts. No template is applied. BOS comes first if the model asks for it, even if the text itself begins with
+        BOS. Long texts are encoded without the GIL.
         """
         ids = self.encode_without_bos(text)
         return [self.bos, *ids] if self.add_bos and self.bos is not None else ids
 
     def encode_without_bos(self, text: str) -> list[int]:
-        """Tokenizes a text by itself that follows others in a prompt; otherwise as `encode`."""
+        """Tokenizes a text as `encode` does, but without BOS: for a text that follows other texts in a prompt."""
         return self._backend.encode(_without_surrogates(text))
 
     def encode_parts(self, pieces: Iterable[str]) -> Iterator[list[int]]:
         """Encodes a text of any length, given in pieces. Yields the ids of parts of at most `PART_CHARACTERS`.
 
-        Encoding it at once would take a hundred times its memory, and block a thread all the time. Parts end after a
-        line where possible; a token that would span two parts is replaced by others.
+        Encoding the whole text in one call would need a hundred times the memory of the text, and block a thread until
+        the end. Parts end after a line if possible. A token that would span two parts is replaced by other tokens.
         """
         held, start, encode = "", 0, self.encode
         for piece in pieces:
@@ -122,8 +120,8 @@ class Tokenizer:
         yield encode(held[start:])
 
     def encode_within(self, text: str, most: int) -> Generator[None, None, list[int]]:
-        """Returns the tokens of a text without BOS; of a long one, stops once there are more than `most`. Yields after
-        each part of a long text, so that others may have a turn."""
+        """Returns the tokens of a text without BOS. Stops encoding a long text once it has more than `most` tokens.
+        Yields after each part of a long text, so that the caller can do other work."""
         if len(text) <= PART_CHARACTERS:
             return self.encode_without_bos(text)
         tokens: list[int] = []
@@ -135,7 +133,7 @@ class Tokenizer:
         return tokens[self.add_bos :]
 
     def _encode_later(self, text: str) -> list[int]:
-        """Encodes the continuation of a text, without the ids that mark the beginning of one."""
+        """Encodes the continuation of a text, without the ids that a text has only at its beginning."""
         text = _without_surrogates(text)
         if self._is_divisible:
             return self._backend.encode(text)
@@ -144,13 +142,13 @@ class Tokenizer:
 
     @cached_property
     def _is_divisible(self) -> bool:
-        """True if two lines have the ids of the first, then the ids of the second."""
+        """True if the ids of two lines are the ids of the first line and then the ids of the second line."""
         lines = ("one line\n", "and another")
         return self._backend.encode("".join(lines)) == [token for line in lines for token in self._backend.encode(line)]
 
     def decode_parts(self, ids: Sequence[int]) -> Iterator[str]:
-        """Yields the text of tokens, a part at a time: special tokens as they are spelled, unknown ids as nothing, and
-        U+FFFD for each byte that is not UTF-8."""
+        """Yields the text of tokens, a part at a time. Special tokens have their own texts, unknown ids have none, and
+        each byte that is not UTF-8 becomes U+FFFD."""
         text, size = codecs.getincrementaldecoder("utf-8")(ONE_PER_BYTE), self.vocab_size
         for start in range(0, len(ids), _PART_IDS):
             part = ids[start : start + _PART_IDS]
@@ -159,19 +157,19 @@ class Tokenizer:
 
     @cached_property
     def longest_bytes(self) -> int:
-        """An upper bound on the bytes of text in a token. Looks through the whole vocabulary."""
+        """The most bytes of text that a token can have, or more. Reads the whole vocabulary."""
         added = (token.content for token in self._backend.added)
         return max((len(piece.encode(errors="replace")) for piece in chain(self._backend.pieces, added)), default=0)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that the token adds to the output, often part of a character; empty for an unknown id."""
+        """Returns the bytes that the token adds to the output, often part of a character; none for an unknown id."""
         data = self._bytes.get(token_id)
         if data is None:
             data = self._bytes[token_id] = self._backend.token_bytes(token_id)
         return data
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of the token by itself, with one U+FFFD for each byte of an incomplete character."""
+        """Returns the text of the token alone, with one U+FFFD for each byte of an incomplete character."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = decode_utf8(self.token_bytes(token_id))
@@ -179,11 +177,11 @@ class Tokenizer:
 
 
 def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
-    """Opens the model's `tokenizer.json`, or else its `tokenizer.model`, with BOS and EOS from the configs beside it.
+    """Opens the model's `tokenizer.json`, or else its `tokenizer.model`. BOS and EOS come from the configs beside it.
 
-    `merge_eos` is for a directory, see `resolve_special_ids`; without it, the rules of Ollama's store apply.
+    `merge_eos` is for a model in a directory (see `resolve_special_ids`). Otherwise Ollama's rules apply.
 
-    Raises ModelError if there is no such file, or one of the files is broken; the message names it.
+    Raises ModelError if neither file exists, or if a file is broken. The message names the file.
     """
     files = without_broken(files, is_directory=merge_eos)
     backend = _open_backend(files, is_directory=merge_eos)
@@ -205,7 +203,8 @@ def _open_backend(files: Files, *, is_directory: bool) -> Backend:
 
 
 def _end_of_part(text: str, start: int) -> int:
-    """Returns the end of the part at `start`: after a line break without white space after it, if there is one."""
+    """Returns the end of the part that begins at `start`: after its last line break without white space after it, if
+    any."""
     end = start + PART_CHARACTERS
     at = text.rfind("\n", start, end)
     while at >= 0 and text[at + 1].isspace():
@@ -214,7 +213,7 @@ def _end_of_part(text: str, start: int) -> int:
 
 
 def _without_surrogates(text: str) -> str:
-    """Joins pairs of surrogates to characters; replaces lone ones, which have no UTF-8, by U+FFFD."""
+    """Joins pairs of surrogates to characters. Replaces lone surrogates, which have no UTF-8, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """The backend for `tokenizer.json`, read by Hugging Face's tokenizers.
 
-The runner itself needs few parts of the file, which may have 30 MB: one typed pass skips the vocabulary and the merges.
-Files that the library misreads are repaired first.
+The runner itself needs few parts of the file, which may have 30 MB: it parses only these, and skips the vocabulary and
+the merges. Files that the library misreads are repaired first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 FILE = "tokenizer.json"
 _WIDEST_GAP = 1 << 17
-"""Limit on the ids between the vocabulary and the last added token, which each need an entry."""
+"""The most ids between the vocabulary and the last added token. Each of them needs an entry."""
 _MODELS = frozenset({None, "BPE", "Unigram", "WordLevel", "WordPiece"})
 
 
@@ -38,15 +38,15 @@ def _failed(why: str) -> PanicError:
 
 
 class TokenizerJson:
-    """A vocabulary of any type that the library knows: BPE, Unigram, WordPiece, WordLevel."""
+    """A vocabulary in a `tokenizer.json`: BPE, Unigram, WordPiece or WordLevel."""
 
     file = FILE
     own: ClassVar[JsonObject] = {}
 
     @panics_as(_broken)
     def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
-        """Adds the tokens that `files` name; with `literal`, the text alone of each is matched. Raises ModelError if
-        the file or a config is broken."""
+        """Adds the tokens that `files` name. With `literal`, added tokens match by their texts, without flags. Raises
+        ModelError if the file or a config is broken."""
         document = _parsed(data)
         if document.needs_repair:
             data = _repaired(data)
@@ -70,7 +70,7 @@ class TokenizerJson:
         self._pieces = piece_decoding(self._backend, byte_fallback=document.model.byte_fallback is True)
 
     def _moved(self) -> list[AddedToken]:
-        """Returns the added tokens that the library has given another id than the file."""
+        """Returns the added tokens whose ids in the library differ from their ids in the files."""
         return [token for token in self.added if token.content and self._backend.token_to_id(token.content) != token.id]
 
     @cached_property
@@ -79,7 +79,7 @@ class TokenizerJson:
 
     @property
     def pieces(self) -> Iterator[str]:
-        # One by one: a single call for all would hold the GIL for a tenth of a second.
+        # One by one: a single call for all pieces would hold the GIL for a tenth of a second.
         for token_id in range(self._backend.get_vocab_size(with_added_tokens=False)):
             yield self._backend.id_to_token(token_id) or ""
 
@@ -97,10 +97,10 @@ class TokenizerJson:
         return b"" if piece is None else self._pieces.decode(piece)
 
     def _added_bytes(self, token: AddedToken) -> bytes:
-        """Returns the bytes of an added token: its own text, in any script.
+        """Returns the bytes of an added token: in general its own text.
 
-        Vocabularies that are not byte-level list ordinary entries among the added tokens (Gemma: `▁▁`, an indent of
-        two). There, tokens that are not special are decoded like pieces.
+        Vocabularies that are not byte-level have ordinary pieces among the added tokens (Gemma: `▁▁`, two spaces). In
+        these vocabularies, added tokens that are not special are decoded like pieces.
         """
         if token.special or self._pieces.byte_level:
             return plain_bytes(token.content)
@@ -108,7 +108,7 @@ class TokenizerJson:
 
 
 def _build(data: bytes) -> tokenizers.Tokenizer:
-    import tokenizers  # 10 to 30 ms, not needed before a model is opened
+    import tokenizers  # takes 10 to 30 ms; only needed for a model
 
     try:
         backend = tokenizers.Tokenizer.from_buffer(data)
@@ -126,14 +126,14 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
 
 
 def _add(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
-    """Adds the tokens that are missing, and replaces the flags of the others."""
+    """Adds the tokens that the backend lacks, and replaces the flags of the tokens that it has."""
     from tokenizers import AddedToken as Entry
 
     backend.add_tokens([Entry(token.content, **{flag: getattr(token, flag) for flag in FLAGS}) for token in tokens])
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """An entry of `added_tokens`: the fields of `AddedToken`, in that order."""
+    """An entry of `added_tokens`, with the fields of `AddedToken` in the same order."""
 
     id: int
     content: str
@@ -157,13 +157,13 @@ class _Document(msgspec.Struct, frozen=True):
 
     @property
     def added(self) -> list[AddedToken]:
-        """The entries, in which a missing flag is false."""
+        """The added tokens. Missing flags are False."""
         entries = map(astuple, self.added_tokens or [])
         return [AddedToken(token_id, text, *(flag is True for flag in flags)) for token_id, text, *flags in entries]
 
     @property
     def needs_repair(self) -> bool:
-        """True if the library would refuse the file: it wants every flag of every token."""
+        """True if the library would refuse the file: it accepts no missing flag and no `null` as the model's type."""
         entries = self.added_tokens
         return self.model.type is None or entries is None or any(None in astuple(entry) for entry in entries)
 
@@ -181,8 +181,7 @@ def _parsed(data: bytes) -> _Document:
 
 
 def _repaired(data: bytes) -> bytes:
-    """Returns `tokenizer.json` without its added tokens, and without a model type that is `null`. The rest is copied
-    without parsing."""
+    """Returns `tokenizer.json` without added tokens and without a model type `null`. Copies the rest unparsed."""
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     whole["added_tokens"] = msgspec.Raw(b"[]")
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])
@@ -195,8 +194,8 @@ def _repaired(data: bytes) -> bytes:
 def _with_vocabulary_ids(data: bytes, tokens: Iterable[AddedToken]) -> bytes:
     """Returns `tokenizer.json` with `tokens` added to the model's vocabulary under their own ids.
 
-    Hugging Face's tokenizers ignore the `id` of an added token that is not in the vocabulary: it gets the next free id,
-    which differs if the ids have gaps or are out of order. Ids in the vocabulary are kept.
+    Hugging Face's tokenizers ignore the `id` of an added token that is not in the vocabulary: the token gets the next
+    free id, which is wrong if the ids have gaps or are not in order. Ids in the vocabulary are kept.
     """
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])
@@ -213,10 +212,10 @@ def _with_vocabulary_ids(data: bytes, tokens: Iterable[AddedToken]) -> bytes:
 
 
 def _continuation(size: int, ids: Mapping[str, int]) -> bytes:
-    """Returns the entries from `size` on for a vocabulary whose ids are positions (Unigram); gaps are empty texts.
+    """Returns the entries from id `size` on for a vocabulary whose ids are positions (Unigram). Gaps are empty texts.
 
-    The scores do not matter, since ordinary text does not contain these tokens. A score of 0 keeps the lowest score, on
-    which the weight of the unknown token depends.
+    The scores of these entries have no effect: ordinary text does not contain the tokens. They are 0, so that the
+    vocabulary's lowest score, on which the weight of the unknown token depends, does not change.
     """
     texts = {token_id: text for text, token_id in ids.items()}
     last = max(texts)

@@ -24,21 +24,21 @@ _WORD: Final = re.compile(r"\w")
 
 
 class TokenizerModel:
-    """A sentencepiece vocabulary, with the tokens that the configs beside it add.
+    """A sentencepiece vocabulary, with the tokens that the configs beside the file add.
 
-    Text is split at every added token and control symbol. The parts between go to sentencepiece, including user-defined
-    symbols, which are the model's own; normalization, prefix and bytes are as in training.
+    Text is split at every added token and control symbol. sentencepiece encodes the parts between these, with the
+    user-defined symbols in them; normalization, prefix and bytes are as in training.
 
-    Many models put a space before a text (`add_dummy_prefix`). Where added tokens split the text, Hugging Face's
-    tokenizers do so before every part; with `"legacy": false` in `tokenizer_config.json`, only at the very beginning;
-    with `"add_prefix_space": false`, nowhere.
+    Many models put a space before a text (`add_dummy_prefix`). If added tokens split the text, a space is put before
+    every part, as by Hugging Face's tokenizers. With `"legacy": false` in `tokenizer_config.json`, it is put only
+    before the whole text; with `"add_prefix_space": false`, nowhere.
     """
 
     file = FILE
 
     def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
-        """With `literal`, the text alone of each added token is matched. Raises ModelError if the file or a config is
-        broken."""
+        """With `literal`, added tokens match by their texts, without flags. Raises ModelError if the file or a config
+        is broken."""
         if _TIKTOKEN.match(data):
             raise ModelError(f"parse tokenizer: {FILE}: a tiktoken file; {CONVERT}")
         proto = parse_model(data)
@@ -63,7 +63,8 @@ class TokenizerModel:
             raise ModelError(f"parse tokenizer: {FILE}: too many added tokens that begin with one another") from error
 
     def _added_tokens(self, proto: ModelProto, files: Files) -> list[AddedToken]:
-        """Returns control symbols and the unknown token, then the configured tokens, which override them."""
+        """Returns control symbols and the unknown token, then the configured tokens. Configured tokens replace symbols
+        with the same id or text."""
         configured = configured_tokens(files, self._piece_id, len(self.pieces))
         ids, texts = {token.id for token in configured}, {token.content for token in configured}
         replaced = [token for token in configured if self._piece(token.id) not in (None, token.content)]
@@ -81,7 +82,7 @@ class TokenizerModel:
         return self.pieces[piece_id] if 0 <= piece_id < len(self.pieces) else None
 
     def _piece_id(self, text: str) -> int | None:
-        piece_id: int = self._first.piece_to_id(text)  # the id of the unknown token if there is no such piece
+        piece_id: int = self._first.piece_to_id(text)  # the unknown token's id if there is no such piece
         return piece_id if self._piece(piece_id) == text else None
 
     def encode(self, text: str) -> list[int]:
@@ -102,7 +103,7 @@ class TokenizerModel:
         return ids + self._encode_plain(text[start:], at=start)
 
     def _encode_plain(self, text: str, *, at: int) -> list[int]:
-        """Encodes the text between two added tokens, which begins at position `at` of the whole text."""
+        """Encodes a text between two added tokens. The text begins at position `at` of the whole prompt."""
         return (self._later if at else self._first).encode(text) if text else []  # releases the GIL
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -120,7 +121,7 @@ def _is_within_a_word(text: str, start: int, end: int) -> bool:
 
 
 def _load(data: bytes) -> SentencePieceProcessor:
-    from sentencepiece import SentencePieceProcessor  # takes 20 ms, and few models have such a file
+    from sentencepiece import SentencePieceProcessor  # the import takes 20 ms, and few models need it
 
     processor = SentencePieceProcessor()
     try:

@@ -8,7 +8,8 @@ _ZERO_WIDTH_JOINER: Final = "\u200d"
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
-    """Replaces every byte of an invalid sequence by U+FFFD, as Go does; Python's own "replace" merges them into one."""
+    """Replaces every byte of an invalid sequence by U+FFFD, as Go does. Python's "replace" gives one for the
+    sequence."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\ufffd" * (error.end - error.start), error.end
@@ -18,23 +19,20 @@ codecs.register_error(ONE_PER_BYTE, _replace_each_byte)
 
 
 def decode_utf8(data: bytes) -> str:
-    """Decodes `data` by itself, with one U+FFFD for every byte outside of complete, valid sequences."""
+    """Decodes `data`. Every byte outside of complete, valid sequences becomes one U+FFFD."""
     return data.decode("utf-8", ONE_PER_BYTE)
 
 
 class Utf8Stream:
-    """The incremental decoder of one generation, which owns it. Holds at most three bytes."""
+    """The incremental decoder of one generation. Holds at most three bytes. Owner: the generation."""
 
     def __init__(self) -> None:
         self._pending = b""
         self._last = ""
 
     def feed(self, data: bytes) -> str:
-        """Adds `data`; returns the text of all held bytes up to an incomplete sequence at the end.
-
-        A byte that can never become valid becomes U+FFFD at once, one for each byte. An incomplete sequence that may
-        still become valid is held back.
-        """
+        """Returns the text of the held bytes and `data`, up to an incomplete sequence at the end. Each byte that can
+        never become valid is replaced by one U+FFFD immediately. A sequence that may become valid is held."""
         data = self._pending + data
         text, used = codecs.utf_8_decode(data, ONE_PER_BYTE, False)
         self._pending = data[used:]
@@ -47,11 +45,11 @@ class Utf8Stream:
         return text
 
     def finish(self) -> str:
-        """Ends the stream. Returns the text for the held bytes: `""` or one U+FFFD.
+        """Ends the stream. Returns the text for the held bytes: an empty text or one U+FFFD.
 
-        Ollama's own runner drops the incomplete character, and so do we: nothing of it is on the screen yet. The
-        exception is a tail after a zero width joiner. There the reader already sees the beginning of a joined character
-        (a family, a flag), so one U+FFFD, for what would have been one character, shows that it is incomplete.
+        An incomplete character is dropped, as in Ollama's own runner: the reader has seen nothing of this character.
+        The exception is an incomplete character after a zero width joiner: the reader has seen the beginning of the
+        joined character (a family, a flag), and one U+FFFD shows that the rest is missing.
         """
         broken, self._pending = self._pending, b""
         return "\ufffd" if broken and self._last == _ZERO_WIDTH_JOINER else ""

@@ -1,15 +1,15 @@
-"""The adapters for mlx-lm's layer caches, and the table that chooses them. Nothing else knows these classes.
+"""The adapters for mlx-lm's layer caches, and the table that chooses an adapter by the class of a layer.
 
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
 classes). `batched.py` joins the layers of several sequences, whose keys and values are in `rows.py`.
 
-Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
-paging it out; an array that outlives a forward shares its buffer with no other.
+Always true: an adapter never copies bytes that can stay in place; a layer overwrites a live snapshot only after the
+snapshot is paged out; an array that outlives a forward shares its buffer with no other array.
 
-The table goes by the exact class: a subclass may behave in its own way, so only the generic adapter is right for it. A
-class of ours outside of this package has an attribute `adapter` in place of a row.
+The table has exact classes: a subclass may behave in another way, so it gets the generic adapter. A class of the
+runner's own, outside of this package, has an attribute `adapter` in place of an entry in the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +34,7 @@ from runner.cache.layers.window import ChunkState, WindowState
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
     ConcatenateKVCache: ExactKVState,
-    # No model keeps the first tokens of a window for good (`keep`): its content would be no range of positions.
+    # With `keep`, a window always holds its first tokens, so its content is no range of positions. No model uses it.
     RotatingKVCache: lambda layer, ledger: (GenericState if layer.keep else WindowState)(layer, ledger),
     ChunkedKVCache: ChunkState,
     ArraysCache: RecurrentState,
@@ -42,8 +42,8 @@ _ADAPTERS: dict[type, Callable[..., LayerState]] = {
 
 
 def flatten(layers: Iterable[object]) -> Iterator[object]:
-    """Yields the layer caches of a model's cache list in order: opens CacheLists, skips None, and names every object
-    once."""
+    """Yields the layer caches of a model's cache list in order, each object once. Skips None, and yields the layers
+    inside a CacheList in place of the CacheList."""
     seen: set[int] = set()
     waiting = [*layers][::-1]
     while waiting:
@@ -56,14 +56,15 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
 
 
 def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
-    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: that of its class, or the generic one if
-    there is none or the layer is not trusted."""
+    """Returns the adapter for a fresh layer: the adapter of its class, or the generic adapter if the class has none or
+    the layer is not trusted. `ledger` counts the layer's snapshots."""
     own = vars(type(layer)).get("adapter", GenericState)
     return (_ADAPTERS.get(type(layer), own) if trusted else GenericState)(layer, ledger)
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
-    """Returns the generic adapter for a layer that has seen `offset` tokens and whose own adapter has misjudged it."""
+    """Returns the generic adapter for the layer of `state`, which counts something other than tokens. It has seen
+    `offset` tokens."""
     generic = GenericState(state.layer, state.ledger)
     generic.fresh, generic.offset = state.fresh, offset
     return generic

@@ -1,4 +1,4 @@
-"""KVCache, HadamardKVCache and ConcatenateKVCache: keys and values per token, in buffers that are only appended to.
+"""KVCache, HadamardKVCache and ConcatenateKVCache: keys and values per token, in buffers to which layers only append.
 
 Multi-head latent attention uses the same classes with other widths.
 """
@@ -14,18 +14,18 @@ from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.rows import KVRows
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
-STEP = 256  # tokens by which mlx-lm's own classes grow
-_ROOM_STEP = 64  # after a restore, a smaller step: to clear room takes longer than a token of a small model
+STEP = 256  # tokens by which the buffers of mlx-lm's own classes grow
+_ROOM_STEP = 64  # after a restore, a smaller step: clearing 256 places takes longer than a token of a small model
 
 
 def spare_room(tokens: int) -> int:
-    """Returns the most room, in tokens, of a buffer with `tokens` tokens. One with more counts as longer."""
+    """Returns the most room, in tokens, that a buffer with `tokens` tokens keeps. A buffer with more is replaced."""
     return max(STEP, tokens // 10)
 
 
 class KVState(LayerState):
-    """A sliceable layer. After `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
-    offset, and the tokens beyond it stay readable until the next write."""
+    """A sliceable layer. Beyond `offset` its buffers have room with stale tokens or zeros. A rewind only lowers the
+    offset: the tokens beyond the offset stay readable until the next write."""
 
     sliceable = True
     markable = True
@@ -57,7 +57,7 @@ class KVState(LayerState):
             if missing or snapshot not in self.live:
                 missing.append(snapshot)
             else:
-                self.layer.offset = at  # still in the buffers, after the offset
+                self.layer.offset = at  # the snapshot is still in the buffers, after the offset
         if missing:
             self._write(missing)
             self.layer.offset = at
@@ -69,7 +69,7 @@ class KVState(LayerState):
     def trim(self, room: int) -> None:
         buffers, used = self.arrays(), self.offset
         if buffers and buffers[0].shape[-2] - used > room:
-            # Room up to the next step stays, or the next write would copy everything again.
+            # Room up to the next step stays: otherwise the next write would copy the whole buffer again.
             stop = used + min(room, -used % self._step)
             self._put([own(x[..., :stop, :]) for x in buffers])
 
@@ -83,9 +83,9 @@ class KVState(LayerState):
         return snapshot.stop > self.offset
 
     def _write(self, snapshots: list[SliceSnapshot]) -> None:
-        """Writes snapshots into the buffers, from the offset on. Snapshots with bytes of their own move; snapshots
-        that are live elsewhere are copied."""
-        complete(self.page_out())  # snapshots that were live here own their bytes now
+        """Writes snapshots into the buffers, from the offset on. Snapshots with bytes of their own become live here;
+        snapshots that are live in other layers are copied."""
+        complete(self.page_out())  # overwritten snapshots own their bytes now
         parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
         buffers = self._appended(parts, snapshots[-1].stop)
         mx.eval(buffers)
@@ -95,14 +95,14 @@ class KVState(LayerState):
                 snapshot.page_in(self)
 
     def _appended(self, parts: Sequence[Sequence[mx.array]], to: int) -> list[mx.array]:
-        """Returns the buffers with the entries from the offset up to `to` (lazy), given the parts of each: the layer's
-        own buffers if these have room."""
+        """Returns buffers with the entries in `parts` from the offset up to `to` (lazy). `parts` has a list of pieces
+        for each buffer. The result is the layer's own buffers if they have room."""
         at, buffers = self.offset, self.arrays()
         if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
             for buffer, pieces in zip(buffers, parts, strict=True):
                 buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate([*pieces], axis=-2)
             return buffers
-        # The buffer is too small, or was that of a much longer conversation.
+        # The buffer is too small, or it is from a much longer conversation.
         before = [[x[..., :at, :]] if at else [] for x in buffers] or [[] for _ in parts]
         grown = list[mx.array]()
         for old, pieces in zip(before, parts, strict=True):
@@ -128,8 +128,8 @@ class PlainKVState(KVState):
 
 
 class ExactKVState(KVState):
-    """ConcatenateKVCache: buffers without room, replaced by every append. Entries after a rewound offset would return
-    with the next append, so a rewind cuts them off."""
+    """ConcatenateKVCache: the buffers have no room, and every append replaces them. An append keeps entries beyond the
+    offset, so a rewind cuts these off."""
 
     _step = 1
 

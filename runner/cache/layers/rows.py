@@ -1,6 +1,6 @@
-"""Keys and values of several rows in one forward, in place of mlx-lm's batch caches.
+"""Keys and values of several rows that share a forward, in place of mlx-lm's batch caches.
 
-After a round each row goes back to its own mark, so rows need not end together.
+After a round each row goes back by its own number of tokens, so rows need not end in the same column.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from runner.cache.layers.snapshot import Buffers, own
 
 SHORT_STEP, LONG_STEP = 64, 256
-"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Each growth copies all rows. A batch
-grows ahead by half of its columns, at least `SHORT_STEP` and at most `LONG_STEP`; full buffers grow by multiples of
-`LONG_STEP`."""
-_AHEAD = 32  # columns left in buffers when they begin to grow, layer by layer
-_MOST_PLACES = 4  # layers of as many different windows
+"""New buffers have room for `SHORT_STEP` more columns, as many answers are short. Each growth copies all rows. Buffers
+that are nearly full grow by half of their columns, at least by `SHORT_STEP` and at most by `LONG_STEP`. Full buffers
+grow by multiples of `LONG_STEP`."""
+_AHEAD = 32  # the free columns with which buffers begin to grow, layer by layer
+_MOST_PLACES = 4  # the most different windows that one model has
 
 
 class Places:
-    """The columns that the rows of a forward write: the same in all layers of one window."""
+    """The columns into which the rows of a forward write: the same in all layers with the same window."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[object, ...], mx.array] = {}
 
     def of(self, first: list[int], count: int, columns: int) -> mx.array:
-        """Returns `count` columns for each row, from its `first` on, in turn: int [B, 1, count, 1]."""
+        """Returns `count` columns for each row, from its `first` column on, modulo `columns`: int [B, 1, count, 1]."""
         key = (*first, count, columns)
         if key not in self._latest:
             if len(self._latest) > _MOST_PLACES:
@@ -36,18 +36,20 @@ class Places:
 
 
 class KVRows:
-    """Keys and values of several rows, as mlx-lm's models use a layer cache.
+    """Keys and values of several rows: a layer cache for mlx-lm's models.
 
-    The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid to end in one column, so that a
-    forward over one token of each writes one column. Once rows have gone back by different counts, each writes at its
-    own end. They are laid anew when half of the columns in use lie before the first token of every row.
+    The entry of token p of a row is in column (p + shift) of the buffers. At first all rows end in the same column, so
+    that a forward over one token of each row writes one column. Once rows have gone back by different numbers of
+    tokens, each row writes at its own end. New buffers are made when half of the columns in use lie before the first
+    tokens of all rows.
 
-    The buffers may have spare rows. A row that leaves gives its place to the last one, and the next newcomer takes the
-    place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column, so that layers
-    need not change at the same time, and one mask still fits all.
+    The buffers may have spare rows. If a row leaves, the last row moves to its place, and the next new row takes the
+    last place: no other row moves. If buffers grow or shrink, each entry stays in its column, so that layers need not
+    change at the same time, and one mask fits all layers.
 
-    A window keeps room for itself and the tokens of a forward, and takes its columns in turn: (p + shift) modulo their
-    number. Whatever a column holds, the mask shows a token only the columns of tokens that it may look at.
+    With a window, the buffers have room for the window and the tokens of a forward, and are written in turn: the column
+    of token p is (p + shift) modulo the number of columns. Columns may hold stale entries: the mask shows a token only
+    the columns of tokens that it may look at.
 
     Owner: the engine thread.
     """
@@ -55,27 +57,27 @@ class KVRows:
     def __init__(
         self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int], sources: Sequence[object] = ()
     ) -> None:
-        """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty if the
-        model does not use the layer. A `window` is in tokens, and its parts have no more. `sources` are the layers that
-        the parts are copies of, if any."""
+        """`parts` are the last keys and values of each row, oldest first; empty if the model does not use the layer.
+        `lengths` are the numbers of tokens that the rows have seen. `window` is in tokens; no part is longer. `sources`
+        are the layers from which the parts are copied, if there are any."""
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
-        """The layer that each row is a copy of."""
+        """For each row, the layer from which it is copied."""
         self.lengths: list[int] = []
-        """The tokens that each row has seen."""
+        """The number of tokens that each row has seen."""
         self._shifts: list[int] = []
         self.spare = 0
-        """The tokens that rows may go back by, over several forwards of one token each."""
+        """The number of tokens by which rows may go back, after forwards over one token each."""
         self.places = Places()
-        """Shared by all layers of a batch."""
+        """The object that all layers of a batch share."""
         self.window = window
         self._columns = 0
         self._lay(parts, lengths)
 
     @classmethod
     def of(cls, caches: Sequence[KVCache | RotatingKVCache]) -> "KVRows":
-        """Returns the rows of these caches, which are of one class."""
+        """Returns one row for each of these caches, which must be of one class."""
         window = getattr(caches[0], "max_size", None)
         return cls(window, [_entries(each) for each in caches], [each.offset for each in caches], caches)
 
@@ -87,15 +89,15 @@ class KVRows:
         *,
         causal: bool = True,
     ) -> mx.array:
-        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`, also
-        the later ones of these. A `window_size` beyond the window shows no more than the window keeps."""
+        """Returns a mask of the columns that each of the next `N` tokens may look at, bool [B, 1, N, columns]. Unless
+        `causal`, a token may also look at later tokens among these. The window also limits `window_size`."""
         self._make_room(N)
         windows = [size for size in (window_size, self.window) if size]
         return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
 
     def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
-        """Returns which columns the tokens `ahead` of each row's end, int [N], may look at when the rows have `count`
-        more tokens: bool [B, 1, N, columns]."""
+        """Returns a mask of the columns that tokens may look at once the rows have `count` more tokens: bool [B, 1, N,
+        columns]. `ahead`, int [N], are the distances of these tokens from the end of each row."""
         lengths, shifts = (mx.array(each)[:, None] for each in (self.lengths, self._shifts))
         columns = mx.arange(self._shown(count))
         if self._end() + count <= self._columns:
@@ -110,7 +112,7 @@ class KVRows:
         return mask if window is None else mask & (positions > tokens - window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends entries [B, H, N, D] to the rows. Returns the columns of the mask."""
+        """Appends entries [B, H, N, D] to the rows. Returns the keys and values in the columns of the mask."""
         count = keys.shape[2]
         self._make_room(count)
         if self.keys is None or self.values is None:
@@ -133,23 +135,23 @@ class KVRows:
         return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Returns the columns that the last forward has seen."""
+        """Returns the keys and values in the columns that the last forward has seen."""
         keys, values = (x[: len(self.lengths), :, : self._shown(0)] for x in self._buffers)
         return keys, values
 
     def visible(self) -> mx.array:
-        """Returns which of these columns the last token of each row may look at, bool [B, 1, 1, columns]."""
+        """Returns a mask of the columns that the last token of each row may look at, bool [B, 1, 1, columns]."""
         return self._seen_from(mx.array([-1]), 0, self.window)
 
     def stand(self, lengths: Sequence[int]) -> None:
-        """Lets rows stand after `lengths` tokens: no more than they have seen. In a window they go back by the last
-        forward at most, or by `spare`."""
+        """Lets each row stand after its number of tokens in `lengths`, at most as many as it has seen. With a window,
+        rows can go back by the tokens of the last forward, or by `spare`."""
         self.lengths = [*lengths]
         self.offset = mx.array(self.lengths)
 
     @property
     def _buffers(self) -> Buffers:
-        """The keys and the values; empty if the model does not use the layer."""
+        """The keys and the values; an empty list if the model does not use the layer."""
         return [x for x in (self.keys, self.values) if x is not None]
 
     @property
@@ -158,8 +160,8 @@ class KVRows:
         return sum(x.nbytes for x in self._buffers)
 
     def latest(self, row: int, count: int) -> Buffers:
-        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
-        not use the layer."""
+        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy). The result is empty if
+        the model does not use the layer."""
         if not count:
             return []
         stop = (self.lengths[row] + self._shifts[row]) % self._columns or self._columns
@@ -170,7 +172,7 @@ class KVRows:
         return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
 
     def extend(self, other: "KVRows") -> None:
-        """Appends the rows of another one."""
+        """Appends the rows of `other`."""
         self.sources = [*self.sources, *other.sources]
         parts, end, lengths = other._parts(range(len(other.lengths))), self._end(), [*self.lengths, *other.lengths]
         held = [part[0].shape[2] if part else 0 for part in parts]
@@ -191,18 +193,18 @@ class KVRows:
         self.stand(lengths)
 
     def has_room(self, rows: int, tokens: int) -> bool:
-        """Returns True if there is room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all."""
+        """Returns True if there is room for `rows` rows of at most `tokens` tokens, and for the next tokens of each."""
         has_columns = self.window is not None or max(tokens, self._end() + _AHEAD) <= self._columns
         return has_columns and rows <= self._buffers[0].shape[0]
 
     def make_room(self, rows: int, tokens: int) -> None:
-        """Makes room as `has_room` asks for it."""
+        """Makes room, so that `has_room` returns True."""
         more = max(SHORT_STEP, min(LONG_STEP, self._columns // 2))
         columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + more)
         self._grow(rows, columns)
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Gives the buffers at least as many rows and columns."""
+        """Gives the buffers at least `rows` rows and `columns` columns."""
         now = self._buffers[0].shape
         rows, columns = max(rows, now[0]), max(columns, self._columns)
         if (rows, columns) != (now[0], self._columns):
@@ -211,13 +213,13 @@ class KVRows:
         self._columns = columns
 
     def moving(self, rows: Sequence[int]) -> list[mx.array]:
-        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: until then
-        they hold the buffers, which MLX would copy whole."""
+        """Returns copies (lazy) of the rows that `filter(rows)` moves. Evaluate the copies before `filter`: until then
+        they hold the buffers, and MLX would copy these whole."""
         return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in self._buffers]
 
     def filter(self, rows: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
-        """Keeps only these rows, in this order, given the copies of `moving`. The buffers stay as they are while more
-        than half of them is in use."""
+        """Keeps only these rows, in this order. `moving` is the result of the method `moving`. The buffers do not
+        shrink while more than half of them is in use."""
         lengths, shifts = [self.lengths[row] for row in rows], [self._shifts[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
         end = max(map(sum, zip(lengths, shifts, strict=True)))
@@ -239,19 +241,20 @@ class KVRows:
             self._columns = columns
 
     def wipe_row(self, row: int) -> None:
-        """Puts zeros in place of all entries of a row."""
+        """Replaces all entries of a row by zeros."""
         for buffer in self._buffers:
             buffer[row] = 0
 
     def wipe_columns(self, count: int) -> None:
-        """Puts zeros after the end of each row, in place of the last `count` tokens that it has gone back by."""
+        """Writes zeros over the last `count` tokens that each row has given up by going back."""
         lengths = self.lengths
         keys, values = (mx.zeros((len(lengths), x.shape[1], count, x.shape[3]), x.dtype) for x in self._buffers)
         self.update_and_fetch(keys, values)
         self.stand(lengths)
 
     def keep_last(self, counts: Sequence[int]) -> None:
-        """Keeps only the last `counts` entries of each row, as if there had been no others. Not for a window."""
+        """Keeps only the last entries of each row, as if there had been no earlier entries. `counts` has their number
+        for each row. Not for a window."""
         self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
@@ -259,7 +262,7 @@ class KVRows:
         return [self.latest(row, min(self.lengths[row], most)) for row in rows]
 
     def _end(self) -> int:
-        """Returns the column after the last one of any row, as if columns were not taken in turn."""
+        """Returns the column after the last entry of all rows, not modulo the number of columns."""
         return max(length + shift for length, shift in zip(self.lengths, self._shifts, strict=True))
 
     def _shown(self, count: int) -> int:
@@ -277,12 +280,12 @@ class KVRows:
             self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
 
     def _most_columns(self, count: int) -> int | None:
-        """Returns the columns that a window needs in a forward over `count` tokens; None without a window. They are one
-        more than it shows: thus every mask shows where a row's oldest entries are, from which kernels add them up."""
+        """Returns the number of columns that a window needs in a forward over `count` tokens; None without a window. It
+        is one more than a token may look at: so every mask shows a row's oldest entry, where kernels begin to add."""
         return None if self.window is None else self.window + max(self.spare, count)
 
     def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
-        """Lays rows anew, with room for `count` more tokens of each, in multiples of `step`."""
+        """Makes new buffers of `parts`, with room for `count` more tokens of each row, in multiples of `step`."""
         held = [part[0].shape[2] if part else 0 for part in parts]
         end, most = max(held), self._most_columns(count)
         room = -(-count // step) * step
@@ -301,7 +304,7 @@ class KVRows:
 
 
 def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
-    """Returns the keys and values of a row's own cache, oldest first."""
+    """Returns the keys and values in a layer cache of one row, oldest first."""
     if cache.keys is None or cache.values is None:
         return []
     if isinstance(cache, KVCache):

@@ -1,13 +1,13 @@
-"""The reads of recurrent layers in a round, so that they can stand after any of its tokens without another forward.
+"""The reads of recurrent layers in a round: they let a layer stand after any token of it without another forward.
 
-A recurrent layer keeps two kinds of states. The state of its *scan* follows from the state before it and the rows that
-the scan reads, so a scan over the first of these rows gives the state after them: one small operation a layer. The
+A recurrent layer has two kinds of states. The state of a *scan* is computed from the state before the scan and the rows
+that the scan reads. So a scan over the first n rows gives the state after n tokens: one small operation a layer. The
 state of a *convolution* is the last rows of its input, so it is a slice of the old state joined to the new rows.
 
-Models do not return these. So while the forward of a round is built, two functions that they call are replaced: the
-scan that their module imported, and `mx.concatenate`, which joins the rows. A state is known only if the very arrays
-that were in the layer before the round, and that are in it afterwards, went through them; a layer with any other state
-goes back to where the round began. Nothing is replaced outside of rounds.
+Models do not return these rows. So while the forward of a round is built, two functions that models call are replaced:
+the scan that the model's module imported, and `mx.concatenate`, which joins the rows. The states within a round are
+known only if calls of these functions show how the arrays in the layer after the round came from the arrays before it.
+A layer with any other state goes back to where the round began. Outside of rounds no function is replaced.
 """
 
 import inspect
@@ -32,8 +32,9 @@ SCANS = {
         ("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "plamo2"),
     ),
 }
-"""Keyed by the scans of mlx-lm: the parameters that have a row for each token, on axis 1, and the modules that call the
-scan. It returns its output and the state after the last row; its parameter `state` is the one before the first row."""
+"""By the name of a scan of mlx-lm: the parameters that have a row for each token, on axis 1, and the modules that call
+this scan. A scan returns its output and the state after the last row; its parameter `state` is the state before the
+first row."""
 
 
 class _Scan(NamedTuple):
@@ -45,11 +46,12 @@ class _Scan(NamedTuple):
     kwargs: dict[str, object]
 
     def arguments(self) -> dict[str, object]:
-        """Returns the arguments by name."""
+        """Returns the arguments by the names of their parameters."""
         return inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
 
     def state_after(self, count: int, of: mx.array | None) -> mx.array:
-        """Returns the state after the first `count` rows (lazy), of all texts or of some."""
+        """Returns the state after the first `count` rows (lazy), for the texts with the indices `of`; None stands for
+        all."""
         arguments = self.arguments()
         for name in ("state", *self.rows):
             if isinstance(value := arguments.get(name), mx.array):
@@ -59,20 +61,21 @@ class _Scan(NamedTuple):
 
 
 StateAfter = Callable[[int, mx.array | None], mx.array]
-"""Maps a number of tokens to the state after them (lazy), of all texts of a forward or only of these indices."""
+"""Maps a number of tokens, and indices of texts or None for all texts, to the states after so many tokens (lazy)."""
 
 
 class StateRecorder:
-    """Records the calls of the replaced functions in one forward. It holds every array whose id it knows."""
+    """Records the calls of the replaced functions in one forward. Holds every array whose id it has recorded, so that
+    no other array gets this id."""
 
     def __init__(self, states: Sequence[mx.array]) -> None:
         """`states` are the states of all layers before the round."""
         self._states = {id(state): state for state in states}
-        self._joined: dict[int, list[mx.array]] = {}  # by the state that stands first
-        self._scans: dict[int, tuple[mx.array, _Scan]] = {}  # by the state that came out
+        self._joined: dict[int, list[mx.array]] = {}  # by the id of the state that is joined first
+        self._scans: dict[int, tuple[mx.array, _Scan]] = {}  # by the id of the state that the scan returned
 
     def scan(self, function: ScanFunction, rows: tuple[str, ...]) -> ScanFunction:
-        """Returns the scan that stands for `function`."""
+        """Returns a scan that calls `function` and records the call."""
 
         def recorded(*args: object, **kwargs: object) -> tuple[mx.array, mx.array]:
             output, state = function(*args, **kwargs)
@@ -82,7 +85,7 @@ class StateRecorder:
         return recorded
 
     def concatenate(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        """Returns the function that stands for `mx.concatenate`."""
+        """Returns a function that calls `function`, which is `mx.concatenate`, and records its results."""
 
         def recorded(arrays: Sequence[mx.array], *args: object, **kwargs: object) -> mx.array:
             joined = function(arrays, *args, **kwargs)
@@ -93,8 +96,8 @@ class StateRecorder:
         return recorded
 
     def state_after(self, before: mx.array | None, after: mx.array | None, count: int) -> "StateAfter | None":
-        """Returns a function that computes the states within a round over `count` tokens, given the states around it;
-        None if the calls do not show how one came from the other."""
+        """Returns a function that computes states within a round over `count` tokens. `before` and `after` are the
+        states around the round. Returns None if the recorded calls do not show how `after` came from `before`."""
         if before is None or after is None:
             return None
         if id(after) in self._scans:
@@ -118,7 +121,7 @@ class RoundReads:
     """The reads of one layer in a round. Owner: the engine thread."""
 
     def __init__(self, states: Callable[[], States], count: int) -> None:
-        """`states` returns the present states of the layer, which is about to read `count` tokens."""
+        """`states` returns the present states of the layer. The round is over the next `count` tokens."""
         self.states = states
         self.before = [*states()]
         self._count = count
@@ -126,7 +129,7 @@ class RoundReads:
         self._recorder: StateRecorder | None = None
 
     def end(self, recorder: StateRecorder) -> None:
-        """Takes the record of the forward, which has been built."""
+        """Stores the record of the forward and the states after it. Call it when the graph of the forward is built."""
         self._recorder = recorder
         self._after = [*self.states()]
 
@@ -136,8 +139,8 @@ class RoundReads:
         return bool(self._functions)
 
     def states_after(self, counts: Sequence[int]) -> States:
-        """Returns the states of each text of the forward after its first `counts` tokens (lazy). Raises ValueError
-        unless they are `known`, or all counts are 0."""
+        """Returns the states after the first tokens of the round (lazy). `counts` has the number of tokens for each
+        text. Raises ValueError unless the states are `known` or all counts are 0."""
         if not any(counts):
             return self.before
         if not self._functions:
@@ -158,7 +161,7 @@ class RoundReads:
 
     @cached_property
     def _functions(self) -> list[StateAfter]:
-        """The functions that compute the states; empty if one is not known."""
+        """The functions that compute the states; an empty list if one of the states is not known."""
         if self._recorder is None:
             return []
         pairs = zip(self.before, self._after, strict=True)
@@ -168,7 +171,7 @@ class RoundReads:
 
 @contextmanager
 def watched(reads: Sequence[RoundReads]) -> Iterator[None]:
-    """Surrounds the call of the model in a round, and records the reads of these layers."""
+    """Surrounds the call of the model in a round, and records the reads of the layers in `reads`."""
     if not reads:
         yield
         return

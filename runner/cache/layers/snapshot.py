@@ -1,4 +1,4 @@
-"""Snapshots of the layers: live in the buffers of their layer, or paged out and owning their bytes."""
+"""Snapshots of layers: live in the buffers of a layer, or paged out with bytes of their own."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -8,36 +8,34 @@ import mlx.core as mx
 from runner.cache.layer_interface import Snapshot
 
 Buffers = list[mx.array]
-"""Keys, then values: [B, H, L, D] each, L counting tokens; three arrays of each if they are quantized."""
+"""Keys, then values, each [B, H, L, D] with L tokens. If quantized: three arrays of keys, then three of values."""
 TOGETHER_BYTES = 1 << 20
-"""The copies to evaluate at once: more take longer than the overhead of an evaluation."""
+"""The bytes of copies that are worth an evaluation: for fewer, the overhead is longer than the copying."""
 
 
 def own(x: mx.array) -> mx.array:
-    """Returns a copy of `x` that keeps no other buffer alive (lazy).
-
-    A slice, a deep copy, and even `mx.contiguous` of a contiguous array share the buffer they came from, whatever its
-    size. `mx.array` copies an array, but without `contiguous` it keeps strides.
-    """
+    """Returns a copy of `x` that keeps no other buffer alive (lazy). A slice, a deep copy, and even `mx.contiguous` of
+    a contiguous array share the whole buffer of the original. `mx.array` copies an array, but keeps its strides unless
+    `mx.contiguous` comes first."""
     return mx.array(mx.contiguous(x))
 
 
 class Owned(NamedTuple):
-    """Content that owns its bytes, and the arrays in it: these are the whole content, unless it is a state."""
+    """Content that owns its bytes, and the arrays in this content. Except for a state, the arrays are the content."""
 
     content: object
     arrays: Buffers
 
 
 class Copy(NamedTuple):
-    """A pending copy, for a snapshot that will own it."""
+    """A pending copy, and the snapshot that will own it."""
 
     snapshot: "LayerSnapshot"
     owned: Owned
 
 
 class Ledger:
-    """Counts the open snapshots and the bytes that they own, pending copies included."""
+    """Counts the open snapshots and the bytes that snapshots own, pending copies included."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,11 +45,9 @@ class Ledger:
         self._copied_bytes = 0
 
     def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned:
-        """Adds pending copies that a snapshot will own. They are evaluated with others, since every evaluation takes a
-        while, whatever its size; large copies are evaluated at once, since until then their sources take room, too.
-
-        The ledger holds the sources: MLX would reuse a buffer that nothing else holds, and not copy it.
-        """
+        """Adds pending copies for a snapshot, and returns them as its content. Small copies are evaluated later,
+        together: each evaluation has an overhead. Large copies are evaluated immediately, since their sources take room
+        until then. The ledger holds the `sources`: otherwise MLX would reuse their buffers and not copy them."""
         self.copies += copies
         self._sources += sources
         self._copied_bytes += sum(copy.nbytes for copy in copies)
@@ -60,7 +56,7 @@ class Ledger:
         return Owned(copies, copies)
 
     def flush(self) -> None:
-        """Evaluates the pending copies. Call it before anything writes into layers. Raises what MLX raises."""
+        """Evaluates the pending copies. Call it before a write into any layer. Raises the errors of MLX."""
         copies, sources = self.copies, self._sources
         self.copies = []
         self._sources = []
@@ -70,7 +66,7 @@ class Ledger:
 
 
 class SnapshotOwner(Protocol):
-    """The layer whose buffers hold live snapshots."""
+    """A layer whose buffers hold live snapshots."""
 
     ledger: Ledger
     live: "list[LayerSnapshot]"
@@ -80,12 +76,12 @@ class SnapshotOwner(Protocol):
         """The number of tokens that the layer has seen."""
 
     def copy_tokens(self, start: int, stop: int) -> Owned:
-        """Returns a copy of its content for the tokens [start, stop), not evaluated."""
+        """Returns a copy of the layer's content for the tokens [start, stop), not evaluated."""
 
 
 class LayerSnapshot(Snapshot):
-    """A snapshot, live or owned. Its own bytes are evaluated by the time the ledger is flushed: a pending copy would
-    hold the live buffer, and the next write would have to copy all of it."""
+    """A snapshot of one layer. Flush the ledger before the next write into a layer: until then a pending copy of the
+    snapshot's bytes holds the live buffer, and MLX would copy the whole buffer for the write."""
 
     def __init__(
         self,
@@ -96,12 +92,13 @@ class LayerSnapshot(Snapshot):
         owned: Owned | None = None,
         needs: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """Makes a snapshot that is live in `owner`, or else has the bytes in `owned`. `needs` of a tail returns the
-        first token that a layer at some offset must hold; it refers to no layer, since the snapshot may outlive it."""
+        """Makes a snapshot that is live in `owner`, or has the bytes in `owned` if `owner` is None. `needs` returns the
+        first token that a layer with a tail must hold at an offset. It must not refer to the layer: snapshots may
+        outlive it."""
         self.start = start
         self.stop = stop
         self.owner: SnapshotOwner | None = None
-        """The layer in whose buffers it is live."""
+        """The layer in whose buffers the snapshot is live, or None."""
         self._owned: Owned | None = None
         self._nbytes = 0
         self._ledger = ledger
@@ -122,20 +119,20 @@ class LayerSnapshot(Snapshot):
 
     @property
     def owned(self) -> Owned:
-        """Its own bytes. Raises RuntimeError if it is live or closed."""
+        """The snapshot's own bytes. Raises RuntimeError if the snapshot is live or closed."""
         if self._owned is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} owns nothing")
         return self._owned
 
     def page_out(self, owned: Owned) -> None:
-        """Gives it bytes of its own, already evaluated."""
+        """Gives the snapshot the bytes in `owned`, which are evaluated or pending in the ledger."""
         self._release()
         self._owned = owned
         self._nbytes = sum(array.nbytes for array in owned.arrays)
         self._ledger.nbytes += self.nbytes
 
     def page_in(self, owner: SnapshotOwner) -> None:
-        """Moves its bytes into the buffers of `owner`."""
+        """Makes the snapshot live in `owner`, whose buffers must hold its bytes, and drops bytes of its own."""
         self._release()
         self.owner = owner
         owner.live.append(self)
@@ -175,18 +172,18 @@ class SliceSnapshot(LayerSnapshot):
         return self._joined(first, first.start)
 
     def parts(self, start: int, stop: int) -> list[mx.array]:
-        """Returns its entries for the tokens [start, stop) (lazy)."""
+        """Returns the entries for the tokens [start, stop) (lazy)."""
         if self.owner is not None:
             return self.owner.copy_tokens(start, stop).arrays
         low, high = start - self.start, stop - self.start
         return [x[..., low:high, :] for x in self.owned.arrays]
 
     def _like(self, start: int, stop: int, owned: Owned | None) -> "SliceSnapshot":
-        """Returns another snapshot of this kind: with the bytes in `owned`, or live in the same layer."""
+        """Returns a snapshot of the same class, with the bytes in `owned`, or live in the same layer."""
         return type(self)(start, stop, None if owned else self.owner, self._ledger, owned, self._needs)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
-        """Joins the part of `first` from `start` on, which may overlap this snapshot, with this one."""
+        """Joins `first`, from the token `start` on, and this snapshot. The two may overlap. Uses up both."""
         if not isinstance(first, type(self)) or not start < self.start <= first.stop:
             raise ValueError(f"tokens {first.start}..{first.stop} and {self.start}..{self.stop} do not meet")
         owned = None
@@ -199,12 +196,12 @@ class SliceSnapshot(LayerSnapshot):
         return joined
 
     def _stays_live(self, first: "SliceSnapshot") -> bool:
-        """Returns True if one layer holds both snapshots whole."""
+        """Returns True if one layer holds all bytes of both snapshots."""
         return self.owner is not None and first.owner is self.owner
 
 
 class TailSnapshot(SliceSnapshot):
-    """The last entries of an edge, as far back as its layer can need them."""
+    """Entries of a layer with a tail: the last tokens of an edge, at most as many as the layer needs at `stop`."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)
@@ -213,18 +210,18 @@ class TailSnapshot(SliceSnapshot):
         if first is None:
             return self
         start = max(first.start, self._needs(self.stop))
-        if first.stop < self.start or start >= self.start:  # there is a gap, or this one is enough
+        if first.stop < self.start or start >= self.start:  # a gap is between the two, or this snapshot alone is enough
             first.close()
             return self
         return self._joined(first, start)
 
     def _stays_live(self, first: SliceSnapshot) -> bool:  # noqa: ARG002
-        # A layer at the end of this snapshot holds all tokens needed there, even if `first` was paged out.
+        # A layer that stands at `stop` holds all tokens that it needs there, even if `first` is paged out.
         return self.owner is not None and self.owner.offset == self.stop
 
 
 class StateSnapshot(LayerSnapshot):
-    """The state of a layer at `stop`: the snapshot of the last token alone, which cannot be split."""
+    """The state of a layer at `stop`. It counts as a snapshot of only the last token, and cannot be split."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if at >= self.stop:
@@ -238,7 +235,7 @@ class StateSnapshot(LayerSnapshot):
 
 
 def complete(copies: list[Copy]) -> None:
-    """Evaluates pending copies, all at once, and gives them to their snapshots."""
+    """Evaluates pending copies together, and gives each of them to its snapshot."""
     if copies:
         mx.eval([copy.owned.arrays for copy in copies])
         for snapshot, owned in copies:

@@ -1,4 +1,4 @@
-"""Layers with a state, which is valid at one offset: ArraysCache, and every class that has no adapter of its own."""
+"""Layers with a state, which is valid at one offset: ArraysCache, and every class without an adapter of its own."""
 
 import copy
 from abc import abstractmethod
@@ -14,7 +14,7 @@ from runner.cache.layers.snapshot import Owned, StateSnapshot, own
 
 
 class CountedState(LayerState):
-    """A state without an offset of its own: the adapter counts the tokens, and the state cannot move."""
+    """A layer with a state, which has no offset of its own and cannot rewind: the adapter counts the tokens."""
 
     whole = True
     kind = StateSnapshot
@@ -49,7 +49,7 @@ class CountedState(LayerState):
         if not isinstance(snapshot, StateSnapshot):
             raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
         self._check_none_live()
-        if snapshot.owner is not None:  # live in another layer, and stays there
+        if snapshot.owner is not None:  # the snapshot is live in another layer, and stays there
             owned = snapshot.owner.copy_tokens(snapshot.start, snapshot.stop)
             mx.eval(owned.arrays)
             self._set(owned.content)
@@ -63,14 +63,14 @@ class CountedState(LayerState):
 
     @abstractmethod
     def _set(self, content: object) -> None:
-        """Makes `content` the state of the layer; no other object holds it."""
+        """Makes `content` the state of the layer. Other objects must not hold `content`."""
 
 
-_FEW = 16  # tokens: a forward as short as a step or a round keeps less alive than a copy of every state takes
+_FEW = 16  # tokens: the arrays of so short a forward take less memory than copies of all states
 
 
 class Recurrent(Protocol):
-    """The attributes of ArraysCache that are read and set."""
+    """The attributes of ArraysCache that the adapter reads and sets."""
 
     cache: States
     left_padding: mx.array | None
@@ -78,14 +78,12 @@ class Recurrent(Protocol):
 
 
 class RecurrentState(CountedState):
-    """ArraysCache: the states of a recurrent or convolution layer (Mamba, linear attention, short convolutions).
-
-    A state can be neither split nor rewound, only put back, or computed again from the reads of a round (`scans.py`).
-    `left_padding` and `lengths` belong to batches and are None here.
-    """
+    """ArraysCache: the states of a recurrent or convolution layer (Mamba, linear attention, short convolutions). Such a
+    state can be neither split nor rewound. It can only be restored, or computed again from the reads of a round
+    (`scans.py`). `left_padding` and `lengths` are for batches, and None here."""
 
     batchable = True
-    markable = True  # models replace the arrays in its list, and write into none
+    markable = True  # models replace the arrays in the list `cache`, and write into no array
     layer: Recurrent
 
     def count_tokens(self, count: int) -> None:
@@ -110,7 +108,7 @@ class RecurrentState(CountedState):
         self.offset = to
 
     def _within(self, mark: Mark, to: int) -> bool:
-        """Returns True if `to` is within the round, and the states there are known."""
+        """Returns True if `to` is within the round, and the states at `to` can be computed."""
         return mark.offset < to < self.offset and mark.reads is not None and mark.reads.known
 
     def arrays(self) -> list[mx.array]:
@@ -137,8 +135,8 @@ Attributes = dict[str, object]
 
 
 class GenericState(CountedState):
-    """Any other class: all its attributes as one state. The adapter trusts nothing that such a class says about itself,
-    and never calls its methods."""
+    """A layer of any other class: all its attributes are one state. The adapter never calls the methods of such a
+    class."""
 
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))
@@ -148,7 +146,7 @@ class GenericState(CountedState):
         return vars(self.layer)
 
     def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
-        """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
+        """Returns a deep copy whose arrays own their bytes: arrays from `copy.deepcopy` alone share the buffers."""
         attributes = vars(self.layer)
         owned = {id(array): own(array) for array in gather(attributes, set())}
         arrays = list(owned.values())
@@ -159,7 +157,7 @@ class GenericState(CountedState):
 
 
 def gather(value: object, seen: set[int]) -> Iterator[mx.array]:
-    """Yields every array within containers and objects, once."""
+    """Yields every array inside `value`, its containers and its objects, once. Skips the ids in `seen`."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -1,16 +1,16 @@
-"""Layers with a tail: keys and values of the last tokens, as far back as attention may look.
+"""Layers with a tail: keys and values of the last tokens, back to the first token that attention may look at.
 
 RotatingKVCache is a sliding window that becomes a ring once it is full. In mlx-lm:
 
-* until `offset` reaches `max_size` the buffer is in temporal order, with room after `_idx`; from then on the oldest
-  tokens are overwritten, and there is no way back (`trim` moves the counters all the same);
-* one forward over many tokens leaves up to `max_size - 1` + its length in the buffer, in temporal order;
-* such a buffer holds all tokens that the token after the first of them could look at, so there is a way back to it;
-* a buffer longer than `_idx` counts as a ring as soon as `_idx < offset`, and one with fewer than
-  min(offset, max_size) tokens breaks its growth: code that sets the arrays sets exactly that many, and `_idx` to it.
+* until `offset` reaches `max_size` the buffer is in temporal order, with room after `_idx`; from then on new tokens
+  overwrite the oldest, and the layer cannot go back (`trim` moves the counters nevertheless);
+* a forward over n tokens leaves up to `max_size - 1 + n` tokens in the buffer, in temporal order;
+* so the layer can go back to any offset after the first token of such a forward: the buffer holds the tokens for it;
+* a buffer longer than `_idx` counts as a ring as soon as `_idx < offset`, and a buffer with fewer than min(offset,
+  max_size) tokens cannot grow: code that sets the arrays must set exactly that many tokens, and `_idx` to their number.
 
-ChunkedKVCache (Llama 4) looks back to the start of the token's chunk, and no further. Its front is dropped at the start
-of a forward, so that at most `chunk_size` tokens stay. Its `trim` and `is_trimmable` know nothing of chunks.
+ChunkedKVCache (Llama 4): a token looks back to the start of its chunk, and no further. The start of a forward drops the
+oldest tokens, so that at most `chunk_size` stay. `trim` and `is_trimmable` of this class ignore chunks.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ from runner.cache.layers.snapshot import Buffers, Ledger, Owned, TailSnapshot, o
 
 
 class TailState(LayerState):
-    """A layer with the keys and values of the last tokens that it may look at."""
+    """A layer with a tail: the keys and values of the last tokens."""
 
     refusal = Miss.WINDOW_PASSED
     kind = TailSnapshot
@@ -65,22 +65,22 @@ class TailState(LayerState):
                 at = start
         if at != needed:
             raise ValueError(f"tokens {needed}..{at} are missing to stand at {stop}")
-        # Always a copy, even of a single piece: the snapshots stay as they are, wherever they live.
+        # Always a copy, even of a single piece: the snapshots stay where they are.
         buffers = [own(mx.concatenate([*same], axis=-2)) for same in zip(*pieces, strict=True)]
         mx.eval(buffers)
         self._put(buffers, stop)
 
     @abstractmethod
     def _put(self, buffers: Buffers, offset: int) -> None:
-        """Makes these the live buffers; no other object holds them."""
+        """Makes `buffers` the buffers of the layer, at `offset`. Other objects must not hold them."""
 
     @abstractmethod
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
-        """Returns the entries of the tokens [start, stop), oldest first."""
+        """Returns the entries of a buffer `x` for the tokens [start, stop), oldest first."""
 
 
 class WindowState(TailState):
-    """A window that keeps none of its first tokens for good (`keep` is 0)."""
+    """A sliding window that drops its first tokens, too (`keep` is 0)."""
 
     batchable = True
     layer: RotatingKVCache
@@ -118,7 +118,7 @@ class WindowState(TailState):
         return self.offset + count <= self._size
 
     def _spans(self, to: int) -> bool:
-        """Returns True if the buffers, in temporal order, hold all tokens needed at `to`."""
+        """Returns True if the buffers are in temporal order and hold all tokens needed at `to`."""
         ordered = bool(self.arrays()) and self.layer._idx == self.arrays()[0].shape[-2]
         return ordered and self.offset - self.layer._idx <= self.needs(to) and to <= self.offset
 
@@ -133,21 +133,21 @@ class WindowState(TailState):
         newer = x[..., max(start, turn) - turn : max(stop, turn) - turn, :]
         if start >= turn:
             return newer
-        # Cut before joining, so that nothing larger is ever made.
+        # Cut before joining: so no array is larger than the result.
         oldest = offset - x.shape[-2]
         older = x[..., idx + start - oldest : idx + min(stop, turn) - oldest, :]
         return mx.concatenate([older, newer], axis=-2)
 
 
 class ChunkState(TailState):
-    """A chunk. It can go back to a token as long as it holds that token's chunk from its start on: a forward cuts the
-    front before it writes, and never into the chunk where it begins."""
+    """A layer with a chunk. It can go back to a token while it holds the chunk of that token from the chunk's start on.
+    A forward drops the oldest tokens before it writes, but none of the chunk where the forward begins."""
 
     layer: ChunkedKVCache
 
     def __init__(self, layer: ChunkedKVCache, ledger: Ledger) -> None:
         size: int = layer.chunk_size
-        # At the start of a chunk nothing is needed; one token keeps the buffers there.
+        # At the start of a chunk no token is needed, but the buffers must hold at least one.
         super().__init__(layer, ledger, lambda at: min(at // size * size, at - 1))
 
     def can_rewind(self, to: int) -> bool:
