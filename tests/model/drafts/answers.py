@@ -45,7 +45,10 @@ class Drawing(NamedTuple):
     kind: object
     """No two are of one kind."""
 
-    def copied(self) -> "Drawing":
+    def _own(self) -> "Drawing":
+        return self
+
+    def copy(self) -> "Drawing":
         return self
 
     def __call__(self, scores: mx.array) -> mx.array:
