@@ -214,8 +214,7 @@ class CompletionReader:
         return self._depth == 1 and not self._after_colon
 
     def _begin_long(self) -> None:
-        """Begins a long string. In the rest, a short token replaces prompt and data of media; unused values are
-        empty."""
+        """Begins a long string. In the rest, a token replaces the prompt and data of media; unused values are empty."""
         if self._is_key:
             return
         assert self._string_at is not None
