@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
-"""The variable with Ollama's executable, set by `mlx-runner ollama serve`, whose other variables begin with this
-name."""
+"""The variable with Ollama's executable, set by `mlx-runner ollama serve`. Related names begin with it."""
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
 """Variables that a host sets to its libraries for MLX runners; `mlx-runner ollama serve` restores the variables."""
 CHANGED = (*FORCED, "LC_CTYPE")
