@@ -147,7 +147,7 @@ class CompletionReader:
         return f"{self._stand_in}{number:08}"
 
     def _outside(self, piece: bytes, at: int) -> int:
-        """Reads brackets and short strings, up to a string without its end. Returns the new position."""
+        """Reads brackets and strings up to a string whose end has not arrived. Returns the new position."""
         depth, after_colon, end = self._depth, self._after_colon, len(piece)
         for found in _TOKENS.finditer(piece, at):
             token = found[0]

@@ -40,7 +40,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The body of `POST /completion`. `logprobs` is None if the host is too old to know the key."""
+    """The body of `POST /completion`. `logprobs` is None if the host is too old to know that key."""
 
     prompt: str = ""
     media: list[Media] = []

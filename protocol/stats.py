@@ -60,15 +60,15 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     done: Annotated[
         int, Counter("requests", "Requests that have ended, by outcome.", "outcome", "done", before="requests_running")
     ] = 0
-    """The model, a stop string or a grammar ended the answer."""
+    """Requests whose answer the model, a stop string or a grammar ended."""
     length: Annotated[int, Sample("requests", "length")] = 0
-    """The answer reached the number of tokens asked for, or filled the context."""
+    """Requests whose answer reached the wanted number of tokens, or filled the context."""
     cancelled: Annotated[int, Sample("requests", "cancelled")] = 0
-    """The client closed the connection."""
+    """Requests whose client closed the connection."""
     failed: Annotated[int, Sample("requests", "failed")] = 0
-    """A fault, or a lack of memory, or a grammar that could not be followed to its end, ended the request."""
+    """Requests that a fault, a lack of memory, or a grammar that could not be followed to its end has ended."""
     refused: Annotated[int, Sample("requests", "refused")] = 0
-    """The request could not begin, for example since its body is invalid or its prompt too long."""
+    """Requests that could not begin, for example since the body was invalid or the prompt too long."""
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
@@ -116,7 +116,7 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of the prefix cache, and the bytes that it has evicted and restored so far."""
 
     budget_bytes: Annotated[int | None, Gauge("cache_budget_bytes", "Most bytes that the cache may hold.")] = None
-    """None: no bound."""
+    """None means that there is no limit."""
     held_bytes: int = 0
     """The sum of `live_bytes` and `paged_bytes`."""
     live_bytes: Annotated[
@@ -151,7 +151,7 @@ class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
     reusable_bytes: Annotated[int, Gauge("memory_reusable_bytes", "Freed memory that MLX keeps for new arrays.")] = 0
     peak_bytes: Annotated[int, Gauge("memory_peak_bytes", "Most device memory ever in use.")] = 0
     budget_bytes: Annotated[int | None, Gauge("memory_budget_bytes", "Most device memory that may be in use.")] = None
-    """None: no bound."""
+    """None means that there is no limit."""
     weights_bytes: Annotated[
         int, Gauge("memory_weights_bytes", "Memory taken by the weights.", before="memory_budget_bytes")
     ] = 0
@@ -217,7 +217,7 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of drafts from known text, for the size of the last batch: `on`, `resting` (drafting was slower than
     plain decoding) or `off`."""
     why: str = ""
-    """The reason for the state."""
+    """The reason for `state`."""
     model: DraftModelState | None = None
     """None without a draft model."""
 
@@ -279,15 +279,15 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     """`queued`, `prefill`, `grammar` (the prompt is computed, but its grammar is not compiled yet) or `decode`."""
     prompt: int
-    """The tokens of the prompt."""
+    """The number of tokens of the prompt."""
     cached: int = 0
     restored: int = 0
-    """The cached tokens that were read from disk for the request."""
+    """The number of cached tokens that were read from disk for the request."""
     prefilled: int = 0
-    """The tokens of the prompt that the layers hold, including cached ones."""
+    """The number of tokens of the prompt that the layers hold, cached tokens included."""
     generated: int = 0
     max_tokens: int = 0
-    """The most tokens of the answer."""
+    """The most tokens that the answer may have."""
     age_s: float = 0.0
     """The time since the request arrived."""
     tokens_per_s: float = 0.0
@@ -297,7 +297,7 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the processes that compute the model together."""
+    """A rank: one of the processes that compute the model together."""
 
     rank: int
     name: str
@@ -310,7 +310,7 @@ class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks. All fields are empty or 0 if one process has the whole model."""
 
     backend: str = ""
-    """`ring` or `nccl`."""
+    """The library through which ranks exchange data: `ring` or `nccl`."""
     latency_us: Annotated[
         int, Gauge("rank_latency_seconds", "Of a sum of 16 KB over all ranks, at the start.", per=1e6)
     ] = 0
@@ -328,7 +328,7 @@ class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """All numbers at one moment between two slices."""
+    """All numbers of the runner, taken at one moment between two slices."""
 
     version: Annotated[str, Info("", "The runner and its model.", of="version")]
     """The version of the runner."""
@@ -338,11 +338,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """The directory of the model; empty for a model from Ollama's store."""
     architecture: Annotated[str, Sample("", "architecture")]
     device: Annotated[str, Sample("", "device")]
-    """`gpu` or `cpu`."""
+    """The kind of device that computes: `gpu` or `cpu`."""
     context_length: Annotated[int, Gauge("context_tokens", "Most tokens that prompt and answer may have together.")]
     parallel: Annotated[int, Gauge("requests_parallel", "Most requests computed at once.")]
     cache_kind: Annotated[str, Sample("", "cache")]
-    """`trie`, `single` or `none`."""
+    """The kind of the prefix cache: `trie`, `single` or `none`."""
     uptime_s: Annotated[
         float, Gauge("uptime_seconds", "Seconds since the model was loaded.", before="context_tokens")
     ] = 0.0

@@ -18,7 +18,7 @@ from runner.grammar.rewriter import pruned, rewritten
 from runner.grammar.vocabulary import make_vocabulary, special_tokens
 from runner.tokenizer import Tokenizer
 
-_MOST_ITEMS = 50_000  # in a row of the parser: an optional property that may come next has four
+_MOST_ITEMS = 50_000  # in a row of llguidance's parser; an optional property takes four
 
 
 class Compiler:
@@ -43,7 +43,7 @@ class Compiler:
         a matcher for one answer, and the state at the beginning of the answer; `left_out` of the state names the parts
         left out. Raises RequestError if the format is invalid, or if no token of the vocabulary can begin an answer."""
         with panics_as_errors():
-            for form in (rewritten(wanted), wanted):  # a format that compiles only without rewriting must compile too
+            for form in (rewritten(wanted), wanted):  # if the rewritten form does not compile, the original is tried
                 form, left_out = with_translated_patterns(form)
                 matcher = self._matcher(form, lenient=False)
                 if matcher.is_error() and is_unsupported(matcher.get_error()):

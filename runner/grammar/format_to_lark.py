@@ -169,7 +169,7 @@ def _openings(rest: Sequence[Node], path: str) -> list[tuple[str | None, list[No
     """Returns the texts with which `rest` may begin, and the nodes after each; None for a `rest` without text."""
     chain = _chained(rest, None)
     ways: list[tuple[str | None, list[Node]]] = []
-    seen: dict[int, _Chain] = {}  # by id; the dict holds the lists, so that no id is used twice
+    seen: dict[int, _Chain] = {}  # by id; holding the lists keeps ids unique
     found: set[tuple[str | None, int]] = set()
     ahead = [chain]
     while ahead:

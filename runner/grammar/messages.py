@@ -63,7 +63,7 @@ class State(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     """The processor time that the worker needed for this state."""
     nbytes: int = 0
-    """The memory that the worker has allocated so far."""
+    """The number of bytes that the worker has allocated up to now."""
 
 
 def encode_message(message: msgspec.Struct) -> bytes:

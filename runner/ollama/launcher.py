@@ -80,7 +80,7 @@ def _replaced(directory: PrivateDirectory) -> Path:
     descriptor = os.open(directory.executable, os.O_RDONLY)
     directory.replace()
     opened = Path(f"/proc/self/fd/{descriptor}")
-    # The host reads its own path like this. Network file systems give open files new names when they are removed.
+    # The host reads its own path like this. Network file systems rename an open file instead of removing it.
     if str(opened.readlink()) != f"{directory.executable} (deleted)":
         raise LaunchError(f"{directory.path} cannot be used. Set XDG_CACHE_HOME to a directory on a local file system.")
     path = directory.path / "run" / directory.name

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
-"""The variable with Ollama's executable, set by `mlx-runner ollama serve`. Related names begin with it."""
+"""The variable for Ollama's executable, and the prefix of the other variables of `mlx-runner ollama serve`."""
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
 """Variables that a host sets to its libraries for MLX runners; `mlx-runner ollama serve` restores the variables."""
 CHANGED = (*FORCED, "LC_CTYPE")

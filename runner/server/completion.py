@@ -166,7 +166,7 @@ class CompletionEndpoint:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         if http.version >= (1, 1):
             response.enable_chunked_encoding()
-        with suppress(ConnectionError):  # the server notices it when the response ends
+        with suppress(ConnectionError):  # if the client has left, the server notices it at the end
             await response.prepare(http)  # only after the request has left the queue
             body = ResponseBody(http.protocol, chunked=response.chunked)
             body.write_events(events)

@@ -34,7 +34,7 @@ class Connections:
 
     def __init__(self, most: int = _MOST) -> None:
         self.most = most
-        self._idle: dict[web.RequestHandler, Connection] = {}  # longest idle first
+        self._idle: dict[web.RequestHandler, Connection] = {}  # the one idle longest comes first
         self._busy: dict[web.RequestHandler, Connection] = {}
 
     @property

@@ -14,7 +14,7 @@ from runner.tokenizer.detokenizer import StopStrings
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
-_LEAST_TOKEN_BYTES = 64  # the longest token counts as at least this: normalizers may shorten text
+_LEAST_TOKEN_BYTES = 64  # of the longest token, at least: normalizers shorten text, an unknown word may be one token
 _CHARACTERS_PER_TOKEN = 8  # twice that of prose; a prompt with more, for each token of context, is encoded in parts
 
 

@@ -168,7 +168,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _is_ours_to_count(request: web.Request) -> bool:
-    """Returns True for a completion or score request that has not reached the engine: the engine counts all others."""
+    """Returns True for a completion or score request that did not reach the engine: the engine counts the others."""
     return request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request
 
 

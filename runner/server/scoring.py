@@ -1,7 +1,7 @@
 """`POST /v1/score`: the log-probabilities of candidates for the token after each prompt of a request.
 
-Each row becomes a request to the engine whose answer has no token. It waits for its turn, shares prefixes through the
-cache, and ends when the client leaves. All rows are checked before the first is computed.
+Each row becomes a request to the engine whose answer has no token. The request waits for its turn, shares prefixes
+through the cache, and ends when the client leaves. All rows are checked before any is computed.
 """
 
 import json
