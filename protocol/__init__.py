@@ -1,6 +1,6 @@
-"""The wire between an Ollama host and its runner, as data: requests, response lines, and the words of refusals.
+"""The messages between an Ollama host and its runner: requests, response lines, and the texts of refusals.
 
-No MLX, no sockets, no clock: a `CompletionReader` and the `*_line` functions turn bytes into values and back.
+A `CompletionReader` turns bytes into a request, the other functions turn values into bytes. No MLX, no sockets.
 """
 
 from protocol.format import Format, FormatError, decode_format

@@ -1,28 +1,28 @@
-"""Base64 that is decoded while it arrives, so that a picture is never held in both forms."""
+"""Decodes base64 while it arrives, so that memory never holds both the base64 and the bytes of a whole picture."""
 
 import re
 from binascii import a2b_base64
 
 from protocol.refusal import BadRequestError, shown
 
-_QUANTUM = 4  # characters that stand for three bytes
+_QUANTUM = 4  # four base64 characters stand for three bytes
 _LETTERS = re.compile(r"[A-Za-z0-9+/]*+")
 
 
 class Base64Text:
-    """The text of one value, in parts."""
+    """Decodes the base64 text of one JSON value, which arrives in parts."""
 
     def __init__(self, place: str) -> None:
-        """`place` names the value in refusals."""
+        """`place` is the name of the value in error messages, such as `Media[0].data`."""
         self._place = place
         self._is_url = False
-        self._taken = 0  # characters, without line ends
+        self._taken = 0  # the number of characters decoded so far, without line ends
         self._bytes = bytearray()
-        self._tail = ""  # the last characters: only they may be padded
+        self._tail = ""  # up to four last characters, not decoded yet: only the end of the text may have padding
 
     def take(self, text: str) -> int:
-        """Takes the next part, and returns the number of bytes that it added. Ignores line ends. Raises BadRequestError
-        for other characters that are not base64."""
+        """Decodes the next part, and returns the number of bytes decoded. Ignores line ends. Raises BadRequestError for
+        any other character that is not base64."""
         coded = self._tail + text.replace("\r", "").replace("\n", "")
         self._is_url |= not self._taken and coded.startswith("data:")
         cut = max(0, len(coded) - (len(coded) % _QUANTUM or _QUANTUM))
@@ -32,7 +32,7 @@ class Base64Text:
         return self._decode(head)
 
     def finish(self) -> bytes:
-        """Returns all bytes. Raises BadRequestError for an incomplete text."""
+        """Returns the bytes of the whole text. Raises BadRequestError if the text is incomplete."""
         self._decode(self._tail)
         self._tail = ""
         return bytes(self._bytes)

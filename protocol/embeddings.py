@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: one text in, one vector out."""
+"""`POST /v1/embeddings`: the request has one text with media, the response one vector."""
 
 import re
 from binascii import a2b_base64
@@ -14,13 +14,13 @@ _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{
 
 
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a request."""
+    """The body of an embeddings request. `content` is the text."""
 
     content: str = ""
     dimensions: Int64 = 0
-    """The size to which the embedding is cut; 0 or less for its full size."""
+    """The length to which the vector is cut. A value of 0 or less asks for the full length."""
     media: list[str] = []
-    """In base64."""
+    """The files of pictures and sounds, each in base64."""
 
 
 class _Embedding(msgspec.Struct, frozen=True):
@@ -29,12 +29,12 @@ class _Embedding(msgspec.Struct, frozen=True):
 
 
 def decode_embeddings(body: bytes) -> EmbeddingsRequest:
-    """Returns the request in a body, decoded with Go's tolerance. Raises BadRequestError."""
+    """Returns the request in a body, decoded as `protocol.golang` does. Raises BadRequestError for an invalid body."""
     return decode(body, EmbeddingsRequest)
 
 
 def decode_media(index: int, coded: str) -> bytes:
-    """Returns the bytes of a medium. Raises BadRequestError in Go's words, with a hint for a data URL."""
+    """Returns the bytes of `media[index]`, given in base64. Raises BadRequestError in Go's words."""
     text = coded.replace("\r", "").replace("\n", "")
     if _BASE64.fullmatch(text) is None:
         letters = _LETTERS.match(text)
@@ -45,7 +45,7 @@ def decode_media(index: int, coded: str) -> bytes:
 
 
 def sniffed_kind(data: bytes) -> str:
-    """Returns `image` or `audio` by the first bytes, as Ollama's runner does; an empty text for other data."""
+    """Returns `image` or `audio`, decided by the first bytes of `data` as in Ollama's runner; "" for other data."""
     container = data[8:12] if data[:4] == b"RIFF" else b""
     if data[:4] == b"\x89PNG" or (data[:2] == b"\xff\xd8" and len(data) >= 4) or data[:4] == b"GIF8":
         return "image"
@@ -55,5 +55,5 @@ def sniffed_kind(data: bytes) -> str:
 
 
 def embedding_body(embedding: Sequence[float], tokens: int) -> bytes:
-    """Returns the answer. `tokens` includes those that begin and end the text."""
+    """Returns the body of the response. `tokens` counts also the special tokens before and after the text."""
     return msgspec.json.encode(_Embedding(embedding, tokens)) + b"\n"

@@ -1,7 +1,7 @@
-"""The values of `Format`: the structural tags of hosts since September 2026, and forms for people.
+"""The values of the key `Format`: structural tags, which newer hosts send (September 2026), and short forms for people.
 
-People write `"json"`, a JSON schema, or any node of a structural tag, such as `regex` and `lark`. No JSON schema has a
-`type` with the name of a node.
+People may write `"json"`, a JSON schema, or any single node of a structural tag, such as `regex` or `lark`. No JSON
+schema has a `type` that is the name of a node.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,45 +17,45 @@ _ANY_OBJECT = b'{"type":"object"}'
 
 
 class FormatError(ValueError):
-    """An invalid `Format`; the text names the fault and its place."""
+    """An invalid `Format`. The message names the fault and the place of the fault."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """A part of a structural tag."""
+    """A part of a structural tag. Each subclass describes the texts that the node allows."""
 
 
 class JsonSchema(_Node, frozen=True, tag="json_schema"):
-    """A JSON text that the schema describes."""
+    """A JSON text that is valid by the schema."""
 
     json_schema: msgspec.Raw
 
 
 class ConstString(_Node, frozen=True, tag="const_string"):
-    """This text."""
+    """Exactly the text `value`."""
 
     value: str
 
 
 class AnyText(_Node, frozen=True, tag="any_text"):
-    """Any text, even an empty one, without any of `excludes`."""
+    """Any text that contains none of the texts in `excludes`. The text may be empty."""
 
     excludes: list[str] = []
 
 
 class OptionalNode(_Node, frozen=True, tag="optional"):
-    """The content or nothing."""
+    """The content, or an empty text."""
 
     content: "Node"
 
 
 class OrNode(_Node, frozen=True, tag="or"):
-    """One of the elements."""
+    """A text of one of the elements."""
 
     elements: list["Node"]
 
 
 class SequenceNode(_Node, frozen=True, tag="sequence"):
-    """One element after the other."""
+    """The texts of all elements, one after the other."""
 
     elements: list["Node"]
 
@@ -67,7 +67,7 @@ class Regex(_Node, frozen=True, tag="regex"):
 
 
 class Lark(_Node, frozen=True, tag="lark"):
-    """A text of this grammar, in llguidance's dialect of Lark. It is no part of another node."""
+    """A text of `grammar`, which is in llguidance's dialect of Lark. A Lark node must not be inside another node."""
 
     grammar: str
 
@@ -90,10 +90,10 @@ _decoder = msgspec.json.Decoder(_Tagged)
 
 
 def decode_format(data: bytes) -> Format | None:
-    """Returns the format in the JSON text `data`; None if it asks for none (empty, null, or an empty string).
+    """Returns the format in the JSON text `data`; None if `data` is empty, null or an empty string.
 
     Raises:
-        FormatError: the value has none of the forms, a schema is larger than 1 MiB, or the nesting is too deep.
+        FormatError: the value is not a format, a schema is larger than 1 MiB, or the nesting is too deep.
     """
     if data in (b"", b"null", b'""'):
         return None
@@ -116,7 +116,7 @@ def decode_format(data: bytes) -> Format | None:
 
 
 def _explained(text: str) -> str:
-    """Adds the known tags to msgspec's message about an unknown tag."""
+    """Returns msgspec's message `text`. Adds the valid types, or a hint, to a message about an invalid `type`."""
     if not text.startswith("Invalid value ") or "type`" not in text:
         return text
     if any(f"value '{alone}'" in text for alone in _ALONE):
@@ -125,7 +125,7 @@ def _explained(text: str) -> str:
 
 
 def schemas(root: Format) -> Iterator[JsonSchema]:
-    """Yields every schema in a format. Raises FormatError if nodes are nested too deep."""
+    """Yields every schema in the format `root`. Raises FormatError if nodes are nested too deep."""
     level: list[Format] = [root]
     depth = 0
     while level:
@@ -137,7 +137,7 @@ def schemas(root: Format) -> Iterator[JsonSchema]:
 
 
 def with_schemas(root: Format, change: Callable[[bytes], bytes]) -> Format:
-    """Returns the format with the text of each schema changed."""
+    """Returns a copy of the format in which `change` has replaced the JSON text of each schema."""
     return root if isinstance(root, Lark) else _changed(root, change)
 
 
@@ -174,5 +174,5 @@ def _refuse_vast(schema: bytes) -> None:
 
 
 def _containers(value: dict[str, object] | list[object]) -> list[dict[str, object] | list[object]]:
-    """Returns the objects and arrays directly in this one."""
+    """Returns the objects and arrays that are direct members of `value`."""
     return [child for child in (value.values() if isinstance(value, dict) else value) if isinstance(child, dict | list)]

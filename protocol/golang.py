@@ -1,12 +1,12 @@
-"""JSON decoded with the tolerance of Go's encoding/json, on which every host relies.
+"""Decodes JSON as Go's encoding/json does: hosts rely on everything that Go accepts.
 
-Only the first JSON value of a body is read. Keys match in any case, and unknown keys are ignored. Of several equal keys
-the last wins, but an object that comes twice adds to the first. Null empties a list or a Raw, and changes no other
-value. A value of the wrong type refuses the whole body. Each byte that is not UTF-8, and each half of a surrogate pair,
-becomes U+FFFD. Bytes are in base64, which may contain line ends.
+Only the first JSON value of a body is read. Keys match in any case, and unknown keys are ignored. If a key appears
+twice, the second value replaces the first one, but a second object adds its members to the first one. Null empties a
+list or a Raw, and changes no other field. A value of the wrong type makes the whole body invalid. Bytes that are not
+UTF-8 and halves of surrogate pairs become U+FFFD. Bytes are in base64, which may contain line ends.
 
-Three things differ from Go: values nested deeper than Python's recursion limit (about 1000, in Go 10000) are refused;
-so are known objects and lists of many thousands of values; and a list that comes twice replaces the first.
+Three things differ from Go: values nested deeper than Python's recursion limit (about 1000; Go's is 10000) are refused;
+known objects and lists of many thousands of values are refused; and a list that appears twice replaces the first one.
 """
 
 import json
@@ -28,16 +28,16 @@ _MOST = 3.4028234663852886e38
 Float32 = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 _MOST_VALUES = 1 << 14
-"""The most members of the body, and of each known value. A member takes some microseconds."""
+"""The most members of the body, and of each value of a known key. Decoding a member takes some microseconds."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MOST_DIGITS = 40  # more than a float32 has
+_MOST_DIGITS = 40  # more digits than the largest float32 has
 _MOST_STRANGERS = 16
 
 
 class _Object:
-    """A JSON object: its members in order, including duplicates."""
+    """A JSON object as the list of its members, in order. A key may appear more than once."""
 
     def __init__(self, members: list[tuple[str, object]]) -> None:
         self.members = members
@@ -49,10 +49,10 @@ def decode(
     strangers: list[str] | None = None,
     place: Callable[[int], int] = lambda at: at,
 ) -> StructT:
-    """Returns the first JSON value of `body` as a `wanted`. Raises BadRequestError if it is not one.
+    """Returns the first JSON value of `body` as a `wanted`. Raises BadRequestError if it is not such a struct.
 
-    Adds the first unknown keys to `strangers`, each after its place, and cut if long. `place` maps a position in `body`
-    to the position in the client's body.
+    Adds the first 16 unknown keys, cut if long, to `strangers`. `place` maps a position in `body` to one in the
+    client's body.
     """
     text = body.decode(errors="surrogateescape")
     found: list[str] = [] if strangers is None else strangers
@@ -65,11 +65,11 @@ def decode(
         refusal = BadRequestError("the body is nested too deep")
     except ValueError as error:
         refusal = BadRequestError(str(error))
-    raise refusal  # not in a handler, where its context would keep the whole text
+    raise refusal  # not in a handler: there the error's context would keep the whole text in memory
 
 
 def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo | None:
-    """Returns the field with a key, as written between its quotes; None for an unknown key."""
+    """Returns the field of `wanted` with this key, given as JSON between quotes; None for an unknown key."""
     try:
         name, _ = scanstring(f'{key.decode(errors="surrogateescape")}"', 0)
     except ValueError:
@@ -78,7 +78,7 @@ def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo
 
 
 def _top_level(text: str, wanted: type[msgspec.Struct]) -> Iterator[tuple[str, object]]:
-    """Yields the members of the object at the start of `text`; for a Raw its text, for an unknown member None."""
+    """Yields the members of the object at the start of `text`; the value of an unknown key is None."""
     at = _after_space(text, 0)
     if text.startswith("null", at):
         return
@@ -124,8 +124,8 @@ def _merged(
     place: str,
     strangers: list[str],
 ) -> dict[str, object]:
-    """Sets each member's value in `into`, by the field names of `wanted`, and returns `into`. `place` precedes the
-    names of fields in refusals and in `strangers`."""
+    """Stores the value of each member in `into`, under the name of its field of `wanted`, and returns `into`. `place`
+    is the path before the names of fields, in error messages and in `strangers`."""
     for key, value in members:
         field = _fields(wanted).get(_folded(key))
         if field is None:
@@ -141,7 +141,7 @@ def _merged(
 
 
 def _stored(value: object, wanted: type, before: object, place: str, strangers: list[str]) -> object:
-    """Returns `value` as a `wanted`; an object adds its members to `before`. Raises BadRequestError."""
+    """Returns `value` as the type `wanted`; adds an object to the earlier value `before`. Raises BadRequestError."""
     if isinstance(value, _Object) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
         members = before if isinstance(before, dict) else {}
         return _merged(members, value.members, wanted, f"{place}.", strangers)
@@ -157,7 +157,7 @@ def _stored(value: object, wanted: type, before: object, place: str, strangers: 
         return data.finish()
     stored = clean(value) if isinstance(value, str) else value
     if wanted is Float32 and type(value) in (int, float):
-        stored = c_float(value).value  # type: ignore[arg-type]  # a number, then
+        stored = c_float(value).value  # type: ignore[arg-type]  # here `value` is a number
     try:
         return msgspec.convert(stored, wanted)
     except msgspec.ValidationError:
@@ -165,7 +165,7 @@ def _stored(value: object, wanted: type, before: object, place: str, strangers: 
 
 
 def clean(text: str) -> str:
-    """Replaces halves of surrogate pairs, which also stand for bytes that are not UTF-8."""
+    """Replaces halves of surrogate pairs by U+FFFD. Bytes that are not UTF-8 were decoded to such halves."""
     if not text.isascii():
         try:
             text.encode()
@@ -180,12 +180,12 @@ def _fields(wanted: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo
 
 
 def _folded(key: str) -> str:
-    """Folds the case as Go does, including the long s. (Python itself folds the Kelvin sign to `k`.)"""
+    """Returns the key in lower case. As in Go, the long s becomes `s`, and the Kelvin sign becomes `k` (by `lower`)."""
     return key.lower().replace("\u017f", "s")
 
 
 def _separators(text: str, at: int, end: int) -> int:
-    """Counts the commas of a list or an object; if there are many, it ignores commas in strings."""
+    """Counts the commas of the list or object in `text[at:end]`. If there are many, leaves out those in strings."""
     count = text.count(",", at, end) if text[at] in "[{" else 0
     return count if count <= _MOST_VALUES else _STRING.sub("", text[at:end]).count(",")
 
@@ -206,4 +206,4 @@ def _refuse(constant: str) -> float:
 
 _parser = json.JSONDecoder(object_pairs_hook=_Object, parse_int=_integer, parse_constant=_refuse)
 _skipper = json.JSONDecoder(object_pairs_hook=len, parse_int=len, parse_float=len, parse_constant=_refuse)
-"""Finds the end of a value in half the memory, without a step of Python."""
+"""Finds the end of a JSON value. It takes half the memory of `_parser`, and calls no Python function for an object."""

@@ -1,7 +1,7 @@
-"""Reads the body of a completion in pieces, as they arrive, so that a large one is never handled as a whole.
+"""Reads the body of a completion request in pieces as they arrive, so that a large body is never decoded as a whole.
 
-The reader handles only long strings as they arrive: it checks them, keeps the prompt and the data of media apart, and
-drops values of unknown keys. The rest is small, and is decoded at the end.
+The reader handles long strings while they arrive: it checks them, stores the prompt and the data of media apart, and
+drops values of unknown keys. Everything else is called the rest: it is small, and is decoded at the end.
 """
 
 import json
@@ -22,34 +22,34 @@ from protocol.refusal import no_json
 from protocol.request import CompletionRequest, Media
 
 MOST_MEDIA_BYTES = 128 << 20
-"""The most bytes of a body from its first data of media on: base64 of 96 MiB. Hosts have no limit, but more would take
-too long."""
+"""The most bytes of a body from the first data of media to the end: base64 of 96 MiB. Hosts have no such limit, but a
+larger body would take too long."""
 MOST_REST_BYTES = 2 << 20
-"""The most bytes of the rest, of which a schema may take a megabyte."""
+"""The most bytes of the rest. A schema in it may have a megabyte."""
 _MOST_MARKS = 1 << 18
-"""The most brackets and commas in the rest: each may stand for a value, which takes a hundred bytes of memory."""
+"""The most brackets and commas in the rest. Each may belong to a value, and a value takes a hundred bytes of memory."""
 _LONG_BYTES = 1 << 12
-_MEDIA_DEPTH = 3  # of the members of an object in a list of the body
-_SHIFT_BYTES = 1 << 7  # of memory, for each long string
-_ESCAPE_BYTES = 12  # a character beyond U+FFFF, as two escapes
+_MEDIA_DEPTH = 3  # the depth of the members of an object in a list that is a member of the body
+_SHIFT_BYTES = 1 << 7  # the memory that a pair in `_shifts` takes, for each long string
+_ESCAPE_BYTES = 12  # the bytes of two escapes, which write a character beyond U+FFFF
 _TO_THE_END = re.compile(
     rb'[^"\\]*+(?:\\(?:[^u]|u(?![dD][89abAB]..(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})[^"\\]*+)*+', re.DOTALL
 )
-"""Matches the rest of a string, or of its part that has arrived, without an incomplete escape or pair of escapes."""
+"""Matches from inside a string to its end or the end of the piece, without an incomplete escape or pair of escapes."""
 _TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},:"]', re.DOTALL)
-"""Matches whole strings and punctuation; a quote alone begins a string that continues in the next piece."""
+"""Matches whole strings and punctuation. A quote alone is the start of a string whose end has not arrived."""
 
 
 class TooLargeError(Exception):
-    """A body larger than any request; the text names the limits."""
+    """The rest of the body is too large. The message names the limits."""
 
 
 class MediaTooLargeError(Exception):
-    """More media than a request may have; the text has their size."""
+    """The media of a request are too large. The message has their size."""
 
 
 class PromptTooLongError(Exception):
-    """A prompt of more bytes than the model can take, of which `size` have arrived, as UTF-8."""
+    """The prompt is too long for the model. `size` is the number of its bytes, in UTF-8, that have arrived."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -57,35 +57,35 @@ class PromptTooLongError(Exception):
 
 
 class CompletionReader:
-    """Reads one body. Owner: the reader of the connection. Each piece costs time in proportion to its length."""
+    """Reads one body. Owner: the reader of the connection. The time for a piece is proportional to its length."""
 
     def __init__(self, most_prompt_bytes: int, body_bytes: int = 0) -> None:
-        """Prompts of more than `most_prompt_bytes` in UTF-8 are refused. If the size of the body is known,
-        `body_bytes`, media that are too large are refused at their beginning."""
+        """A prompt of more than `most_prompt_bytes` in UTF-8 is refused. `body_bytes` is the size of the whole body, 0
+        if unknown. With it, media that are too large are refused as soon as they begin."""
         self._most_prompt_bytes = most_prompt_bytes
         self._body_bytes = body_bytes
         self._fed_bytes = 0
-        self._media_at: int | None = None  # the place of the first data of media in the body, or a little later
+        self._media_at: int | None = None  # the position in the body of the first data of media, or a little after it
         self._rest = bytearray()
-        self._tail = b""  # the incomplete end of the last piece
+        self._tail = b""  # the incomplete character or escape at the end of the last piece
         self._depth = self._marks = 0
         self._after_colon = False
-        self._name = b""  # of the current member of the body
+        self._name = b""  # the key of the current member of the body
         self._item = 0  # the index in the current list
-        self._media_name = b""  # of the current member of an object in a list
-        self._string_at: int | None = None  # the start of the current string in the rest, if there is one
+        self._media_name = b""  # the key of the current member of an object in a list
+        self._string_at: int | None = None  # the start of the current string in the rest, or None
         self._over = False
-        self._long = self._wanted = False  # the current string is long; it is the prompt
+        self._long = self._wanted = False  # True if the current string is long; if it is the prompt
         self._prompt: list[bytes] = []
         self._prompt_bytes = 0
-        self._data: Base64Text | None = None  # of the current string, if it is the data of media
+        self._data: Base64Text | None = None  # decodes the current string if it is the data of media
         self._media: list[Base64Text] = []
         self._media_bytes = 0
         self._stand_in = secrets.token_hex(16)
-        self._end = 0  # the position in the body after the part of a string that is being taken
-        self._shifts = [(0, 0)]  # positions in the rest, and the bytes missing before each
+        self._end = 0  # the position in the body after the part of a string that `_take` handles
+        self._shifts = [(0, 0)]  # positions in the rest, and the bytes of the body left out before each
         self.strangers: list[str] = []
-        """The first unknown keys, each after its place; known after `finish`."""
+        """The first unknown keys, each with its path. Filled by `finish`."""
 
     @property
     def held_bytes(self) -> int:
@@ -93,12 +93,12 @@ class CompletionReader:
         return len(self._rest) + self._prompt_bytes + self._media_bytes + _SHIFT_BYTES * len(self._shifts)
 
     def feed(self, piece: bytes) -> int:
-        """Takes the next piece, of some ten kilobytes; returns `held_bytes`.
+        """Reads the next piece, of some ten kilobytes, and returns `held_bytes`.
 
         Raises:
-            BadRequestError: the body cannot become a request any more.
+            BadRequestError: the body is not a request, whatever follows.
             TooLargeError: the rest is too large.
-            MediaTooLargeError: the media are too large, or will be.
+            MediaTooLargeError: the media are too large, or will be by `body_bytes`.
             PromptTooLongError: the prompt is too long.
         """
         self._fed_bytes += len(piece)
@@ -116,7 +116,7 @@ class CompletionReader:
         return self.held_bytes
 
     def finish(self) -> CompletionRequest:
-        """Returns the request after the last piece. Raises BadRequestError if the body is not one."""
+        """Returns the request; called after the last piece. Raises BadRequestError if the body is not a request."""
         request = golang.decode(bytes(self._rest + self._tail), CompletionRequest, self.strangers, self._place)
         if self._media:
             known = {b64decode(self._stand_in_of(number)): data for number, data in enumerate(self._media)}
@@ -138,16 +138,16 @@ class CompletionReader:
             )
 
     def _place(self, at: int) -> int:
-        """Returns the position in the body of a position in the rest."""
+        """Returns the position in the body that belongs to the position `at` in the rest."""
         _, missing = self._shifts[bisect_right(self._shifts, at, key=itemgetter(0)) - 1]
         return at + missing
 
     def _stand_in_of(self, number: int) -> str:
-        """Returns the base64 that stands for the data of media in the rest."""
+        """Returns the short base64 text that replaces the data of media item `number` in the rest."""
         return f"{self._stand_in}{number:08}"
 
     def _outside(self, piece: bytes, at: int) -> int:
-        """Reads brackets and short strings, up to a string without its end. Returns the new position."""
+        """Reads brackets and strings up to a string whose end has not arrived. Returns the new position."""
         depth, after_colon, end = self._depth, self._after_colon, len(piece)
         for found in _TOKENS.finditer(piece, at):
             token = found[0]
@@ -210,11 +210,11 @@ class CompletionReader:
 
     @property
     def _is_key(self) -> bool:
-        """True if the current string names a member of the body."""
+        """True if the current string is the key of a member of the body."""
         return self._depth == 1 and not self._after_colon
 
     def _begin_long(self) -> None:
-        """Begins a long string. A short token replaces it in the rest, unless it is decoded with the rest."""
+        """Begins a long string. In the rest, a token replaces the prompt and data of media; unused values are empty."""
         if self._is_key:
             return
         assert self._string_at is not None
@@ -249,7 +249,7 @@ class CompletionReader:
         return member is not None and member.type is bytes
 
     def _take(self, text: str) -> None:
-        """Takes a part of a long string, with its escapes."""
+        """Decodes the escapes in a part of a long string, and adds the part to the prompt or to the data of media."""
         try:
             text, _ = scanstring(f'{text}"', 0)
         except json.JSONDecodeError as error:
@@ -265,11 +265,11 @@ class CompletionReader:
 
 
 def _end_of_string(piece: bytes, at: int) -> int:
-    """Returns the end of the string that continues at `at`, or of its complete part."""
+    """Returns the position after the string that continues at `at`, or after the part of it that is complete."""
     quote = piece.find(b'"', at)
     end = quote if quote >= 0 else len(piece)
     if piece.find(b"\\", at, end) < 0:
-        return end  # most strings have no escape, and this is much quicker
+        return end  # most strings have no escape; for them this is much quicker
     found = _TO_THE_END.match(piece, at)
     assert found is not None
     return found.end()

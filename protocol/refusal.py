@@ -1,6 +1,6 @@
-"""The reasons why a body is no request, in words for its author: the field, the wanted value, and the value found.
+"""Error messages about invalid bodies, for their authors: the field, the expected value, and the value found.
 
-A reason is short: it repeats some characters of the body at most.
+Messages are short: they repeat at most some characters of the body.
 """
 
 import json
@@ -22,7 +22,7 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
 }
-"""Names of types in msgspec's messages -> words for people."""
+"""Name of a type in msgspec's messages -> words for people."""
 _BOUNDED = {int: " of 64 bits at most", float: " of at most 3.4e38"}
 _WRAPPERS = (Annotated, Union, UnionType)
 _EXPECTED = re.compile(r"Expected (.*?)(?:, got (.*))?")
@@ -30,14 +30,14 @@ _MALFORMED = re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)")
 
 
 class BadRequestError(ValueError):
-    """A body that the endpoint cannot take. The text is the reason, and follows `Bad Request: ` in the answer."""
+    """The body is not a valid request. The message is the reason; the response puts `Bad Request: ` before it."""
 
 
 def misfit(place: str, value: object, wanted: type | UnionType) -> BadRequestError:
-    """Returns the error for a value that is not a `wanted`, or lies beyond its bounds."""
+    """Returns the error for a value at the path `place` whose type is not `wanted`, or that is out of bounds."""
     plain = wanted
     while get_origin(plain) in _WRAPPERS:
-        plain = get_args(plain)[0]  # before the bounds, or None
+        plain = get_args(plain)[0]  # the type comes first, before its bounds or `None`
     words = _WORDS.get(getattr(plain, "__name__", ""), _WORDS["object"])
     if get_origin(plain) is list:
         words = 'a list of strings, such as ["x"]' if get_args(plain)[0] is str else "a list of objects"
@@ -47,7 +47,7 @@ def misfit(place: str, value: object, wanted: type | UnionType) -> BadRequestErr
 
 
 def shown(value: object) -> str:
-    """Returns the beginning of a JSON value; for a list or an object only its kind."""
+    """Returns the beginning of a JSON value for a message. A list or an object is only named as such."""
     if isinstance(value, str):
         text = json.dumps(value[:SHOWN_CHARACTERS], ensure_ascii=False)
         return text if len(value) <= SHOWN_CHARACTERS else f"{text}..."
@@ -57,7 +57,7 @@ def shown(value: object) -> str:
 
 
 def no_json(why: str, text: str, at: int, byte: int) -> BadRequestError:
-    """Returns the error for a text that is not JSON from the character `at` on, at this byte of the body."""
+    """Returns the error for a `text` that is invalid JSON from character `at` on, which is this byte of the body."""
     why = why.strip(": ").removesuffix(" at").removesuffix(" starting")
     if why.startswith("Expecting"):
         why = f"{why.removesuffix(' delimiter')}, found {_begun(text[at : at + SHOWN_CHARACTERS])}"
@@ -67,24 +67,24 @@ def no_json(why: str, text: str, at: int, byte: int) -> BadRequestError:
 
 
 def _begun(text: str) -> str:
-    """Returns the beginning of a text, up to a string, which may be long and incomplete."""
+    """Returns words for the beginning of `text`. They end before the first string, which may be long and incomplete."""
     before = text.partition('"')[0]
     return f"`{before}`" if before else "a string" if text else "the end of the body"
 
 
 def decoded(decoder: "msgspec.json.Decoder[Value]", data: bytes, name: str = "") -> Value:
-    """Returns the value of a body, or of its member `name`. Raises BadRequestError."""
+    """Returns the value of a body, or of its member `name`. Raises BadRequestError for an invalid value."""
     try:
         return decoder.decode(data)
     except RecursionError:
         reason = f"{name or 'the body'} is nested too deep"
     except ValueError as error:
         reason = _explained(str(error), data, name)
-    raise BadRequestError(reason)  # not in a handler, where its context would keep the whole text
+    raise BadRequestError(reason)  # not in a handler: there the error's context would keep the whole text in memory
 
 
 def _explained(text: str, data: bytes, name: str) -> str:
-    """Returns the reason in msgspec's text, in our words, with the name of the field."""
+    """Returns msgspec's message `text` in our words, with the name of the field."""
     if not data:
         return "the body is empty"
     what, _, place = text.partition(" - at `$")

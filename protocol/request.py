@@ -1,4 +1,4 @@
-"""The body that a host sends to `/completion`, for every generation of hosts."""
+"""The body that a host sends to `/completion`. It serves hosts of every generation."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from protocol.golang import Float32, Int64
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling options. A host omits options that are zero, so an absent option is zero and never a default."""
+    """Sampling options. Hosts omit options that are zero: an absent option means zero, not a default value."""
 
     seed: Int64 | None = None
     num_predict: Int64 = 0
@@ -24,15 +24,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNUSED = frozenset(
-    ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "typical_p")  # E to H
+    ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "typical_p")  # of hosts E to H
 )
-"""Options of these generations of hosts that have no effect here: they are the host's own, or llama.cpp's
-(docs/internals/wire.md, 3 and 6). All options of earlier hosts are used."""
+"""Options that hosts of generations E to H send and this runner ignores: only the host itself, or llama.cpp, uses them
+(docs/internals/wire.md, 3 and 6). All options of earlier generations are used."""
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
-    """A picture or a sound, for the marker `[img-ID]` of the prompt. `data` is a file; `kind` is `image` or `audio`, or
-    empty if the host did not recognise it."""
+    """A picture or a sound, for the marker `[img-ID]` in the prompt. `data` is the content of its file. `kind` is
+    `image` or `audio`, or empty if the host did not recognise the file."""
 
     data: bytes = b""
     id: Int64 = 0
@@ -40,7 +40,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The body of `POST /completion`. `logprobs` is None if the host is too old to know the key."""
+    """The body of `POST /completion`. `logprobs` is None if the host is too old to know that key."""
 
     prompt: str = ""
     media: list[Media] = []
@@ -52,9 +52,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
 
     @property
     def seed(self) -> int | None:
-        """The seed of the draws; None for random draws.
+        """The seed of the random numbers that choose tokens; None if the numbers are different for each request.
 
-        Hosts that know logprobs (generation E and later) send every seed but 0; older hosts never send one.
+        Hosts that know logprobs (generation E and later) omit only the seed 0. Older hosts never send a seed.
         """
         if self.options.seed is not None:
             return self.options.seed if self.options.seed >= 0 else None

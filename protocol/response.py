@@ -1,7 +1,7 @@
-"""The lines of a completion stream: one JSON object each, in a form that the hosts of every generation can read.
+"""The lines of a completion stream. Each line is one JSON object, in a form that hosts of every generation can read.
 
-Hosts ignore the case of keys but not underscores, so the final line has the five counters in both spellings that hosts
-have ever read.
+Hosts ignore the case of keys but not underscores. Older and newer hosts spell the keys of the last line differently, so
+that line has both spellings.
 """
 
 from enum import IntEnum
@@ -9,26 +9,26 @@ from enum import IntEnum
 import msgspec
 
 LINE_LIMIT_BYTES = 65536
-"""A host rejects a line of this length or more, including its newline."""
+"""The length, newline included, from which on a host rejects a line."""
 _ERROR_CHARACTERS = 8192
 
 
 class DoneReason(IntEnum):
-    """The reason why a completion ended: the model (or a stop string), or its length."""
+    """The reason why a completion ended: STOP is the model or a stop string, LENGTH the greatest length."""
 
     STOP = 0
     LENGTH = 1
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens at a position, and its natural-log probability."""
+    """One of the most probable tokens at a position, and the natural logarithm of its probability."""
 
     token: str
     logprob: float
 
 
 class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One generated token, its natural-log probability, and the likeliest tokens at its place."""
+    """One generated token, the natural logarithm of its probability, and the most probable tokens at its position."""
 
     token: str
     logprob: float
@@ -36,7 +36,7 @@ class Logprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The counters of a completion: tokens and nanoseconds."""
+    """The counters of a completion. Durations are in nanoseconds, all other counters are tokens."""
 
     prompt_eval_count: int = 0
     prompt_eval_cached_count: int = 0
@@ -86,9 +86,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = None) -> list[bytes]:
-    """Returns the lines that deliver `text` and the entries of its tokens; several only if one would be too long.
+    """Returns the lines that deliver `text` and the `logprobs` of its tokens: several if one would be too long.
 
-    `metrics` are the counters so far, for hosts that ask for them on every line.
+    `metrics` are the counters up to now; they are only for hosts that ask for counters on every line.
     """
     if metrics is None:
         line = _encode(_Content(text, False, logprobs))
@@ -97,7 +97,7 @@ def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = 
     if len(line) < LINE_LIMIT_BYTES - 1:
         return [line + b"\n"]
     if len(text) < 2 and len(logprobs) < 2:
-        return content_lines(text, [], metrics)  # one entry alone is too long for any host
+        return content_lines(text, [], metrics)  # a single entry of `logprobs` is too long for a line, so it is dropped
     half, entries = len(text) // 2, len(logprobs) // 2
     return [
         *content_lines(text[:half], logprobs[:entries], metrics),
@@ -106,7 +106,7 @@ def content_lines(text: str, logprobs: list[Logprob], metrics: Metrics | None = 
 
 
 def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
-    """Returns the line that ends a completion."""
+    """Returns the last line of a completion."""
     final = _Final(
         done_reason=reason,
         old_done_reason=reason,
@@ -120,5 +120,5 @@ def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
 
 
 def error_line(text: str, status: int = 500) -> bytes:
-    """Returns the line that ends a completion that failed after its stream had begun. Cuts a very long text."""
+    """Returns the last line of a completion that failed after its stream had begun. Cuts a very long message."""
     return _encode(_Failed("", False, _Failure(status, "", text[:_ERROR_CHARACTERS]))) + b"\n"

@@ -1,4 +1,4 @@
-"""`POST /v1/score`: the likelihood of each candidate as the next token of a prompt, for many prompts at once."""
+"""`POST /v1/score`: the probability of each candidate as the next token of a prompt. One request has many prompts."""
 
 import msgspec
 
@@ -7,35 +7,35 @@ from protocol.request import Media
 
 MOST_ROWS, MOST_CANDIDATES = 64, 26
 MOST_TEXT_BYTES = 5 << 20
-"""The most bytes of a request without its media: 64 rows of 64 KiB, the limit of hosts, and the JSON around them."""
+"""The most bytes of a request without media: 64 rows of 64 KiB (the limit of hosts), and the JSON around them."""
 MOST_MEDIA_BYTES = 32 << 20
-"""The most bytes of its media, in base64."""
+"""The most bytes of the media of a request, in base64."""
 _MOST_MEDIA = 1 << 10
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A prompt, and the candidates for its next token. (Without `gc=False` a million rows would take Python's garbage
-    collector a second.)"""
+    """A prompt, and the candidates for the token after it. (Without `gc=False`, Python's garbage collector would need a
+    second for a million rows.)"""
 
     prompt: str = ""
     candidates: tuple[str, ...] = ()
 
 
 class ScoreRequest(msgspec.Struct):
-    """The body of a request. Other keys, for models with heads of their own, are ignored."""
+    """The body of a request to a model that makes text. Keys that only `DecisionRequest` has are ignored."""
 
     max_tokens: int
-    """The most tokens of a row."""
+    """The most tokens that the prompt of a row may have."""
     rows: list[Row]
     media: list[Media]
-    """For the markers `[img-ID]` of all prompts."""
+    """The media that the markers `[img-ID]` in the prompts name."""
 
 
 Span = tuple[int, int]
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
-    """A question about the state, in words."""
+    """A question about `DecisionRequest.state`, as text."""
 
     type: str = ""
     instructions: str = ""
@@ -43,13 +43,13 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
 
 class QuestionRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of a model that reads questions."""
+    """A row of a `DecisionRequest`."""
 
     question: Question | None = None
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
-    """A question as spans of segments, their ends exclusive."""
+    """A question as spans of `DecisionRequest.segments`. The end of a span is exclusive."""
 
     type: int = -1
     question: Span = (0, 0)
@@ -57,7 +57,7 @@ class Field(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecisionRequest(msgspec.Struct, frozen=True):
-    """The body of a request to a model with a head of its own: `rows` and `state`, or `segments` and `fields`."""
+    """The body for a model with a head for decisions: `rows` and `state`, or `segments` and `fields`."""
 
     max_tokens: int = 0
     rows: tuple[QuestionRow, ...] = ()
@@ -90,8 +90,8 @@ class _Scores(msgspec.Struct, frozen=True, omit_defaults=True):
 def decode_score(body: bytes) -> ScoreRequest:
     """Returns the request in a body. Raises BadRequestError.
 
-    Keys must have the case that hosts write: matching any case, as Go does, takes ten times as long. Lists that are too
-    long are refused unread.
+    Keys must be in the case that hosts write: to match any case, as Go does, would take ten times as long. Lists that
+    are too long are refused before they are decoded.
     """
     parts = decoded(_BODY, body)
     rows, media = bytes(parts.rows), bytes(parts.media)
@@ -101,11 +101,11 @@ def decode_score(body: bytes) -> ScoreRequest:
 
 
 def decode_decision(body: bytes) -> DecisionRequest:
-    """Returns the request in a body. Raises BadRequestError."""
+    """Returns the request in a body. Raises BadRequestError for an invalid body."""
     return decoded(_DECISION, body)
 
 
 def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int | None) -> bytes:
-    """Returns the answer: a logit for each candidate of each row (any common offset of a row will do), the number of
-    tokens of all rows, and the number of these that were cached; None without a cache."""
+    """Returns the body of the response: a logit for each candidate of each row (up to a constant for each row), the
+    tokens of all rows, and the cached tokens among them, None without a cache."""
     return msgspec.json.encode(_Scores(logits, input_tokens, cached_tokens)) + b"\n"

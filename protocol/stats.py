@@ -1,7 +1,7 @@
-"""The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, the same as server-sent events, and `GET /metrics`.
+"""The runner's numbers: the bodies of `GET /v1/stats` and `GET /v1/cache`, also sent as events, and `GET /metrics`.
 
-Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names or in
-the docstrings. The annotation of a field is its metric in `/metrics`, whose help describes the field.
+JSON keys are the names of fields. Counters start at 0 with the process, and never decrease. Units are in the names or
+in the docstrings. The annotation of a field is its metric in `/metrics`; the metric's help describes the field.
 """
 
 from typing import Annotated
@@ -10,30 +10,30 @@ import msgspec
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A field's sample of a metric; another field of the struct states the metric itself."""
+    """Annotates a field whose number is a further sample of a metric. Another field of the struct has the metric."""
 
     name: str
     """The name in `/metrics` without `mlx_runner_`, and without the `_total` of counters and the `_info` of texts."""
     of: str
-    """The value of the metric's label; for an `Info` the label."""
+    """The value of the metric's label; for an `Info`, the name of the label."""
     less: str = ""
-    """A field of the same struct, whose number is subtracted."""
+    """The name of a field of the same struct, whose number is subtracted from this one."""
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A field's metric, and its sample of it. `name`, `of` and `less` are as in `Sample`."""
+    """Annotates a field with its metric, and its sample of the metric. For `name`, `of`, `less` see `Sample`."""
 
     name: str
     help: str
     label: str = ""
-    """A dict has a sample for each key. A list has a sample for each struct, whose field `label` is the value of the
-    label and whose field `of` is the number; without a label its only sample is its length."""
+    """The label's name. A dict has a sample for each key. A list has a sample for each struct: the struct's field
+    `label` is the label's value, its field `of` the number. Without a label, a list has one sample, its length."""
     of: str = ""
     less: str = ""
     per: float = 1
-    """The number is divided by this, for the unit of the metric."""
+    """The divisor that converts the number to the unit of the metric."""
     before: str = ""
-    """The metric that this one precedes in `/metrics`, where that is not the order of the fields."""
+    """The name of the metric before which this one stands in `/metrics`; "" for the order of the fields."""
 
 
 class Counter(Metric, frozen=True):
@@ -45,7 +45,7 @@ class Gauge(Metric, frozen=True):
 
 
 class Histogram(Metric, frozen=True):
-    """A distribution."""
+    """A distribution of values."""
 
 
 class Info(Metric, frozen=True):
@@ -53,22 +53,22 @@ class Info(Metric, frozen=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests that run and wait now, and the ended requests by outcome. Each counts once."""
+    """The requests that run or wait now, and the ended requests by outcome. Each request is in one count."""
 
     running: Annotated[int, Gauge("requests_running", "Requests being computed.")] = 0
     queued: Annotated[int, Gauge("requests_queued", "Requests waiting to be computed.")] = 0
     done: Annotated[
         int, Counter("requests", "Requests that have ended, by outcome.", "outcome", "done", before="requests_running")
     ] = 0
-    """The model, a stop string or a grammar ended the answer."""
+    """Requests whose answer the model, a stop string or a grammar ended."""
     length: Annotated[int, Sample("requests", "length")] = 0
-    """The answer has the wanted number of tokens, or has filled the context."""
+    """Requests whose answer reached the wanted number of tokens, or filled the context."""
     cancelled: Annotated[int, Sample("requests", "cancelled")] = 0
-    """The client closed the connection."""
+    """Requests whose client closed the connection."""
     failed: Annotated[int, Sample("requests", "failed")] = 0
-    """A fault ended the request, or a lack of memory, or a grammar that could not be followed to the end."""
+    """Requests that a fault, a lack of memory, or a grammar that could not be followed to its end has ended."""
     refused: Annotated[int, Sample("requests", "refused")] = 0
-    """The request could not begin: its body is invalid, say, or its prompt too long."""
+    """Requests that could not begin, for example since the body was invalid or the prompt too long."""
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
@@ -101,11 +101,11 @@ class TokenCounts(msgspec.Struct, kw_only=True):
         ),
     ] = 0
     forced: Annotated[int, Sample("generated_tokens", "forced")] = 0
-    """Generated tokens that were the grammar's only choice."""
+    """Generated tokens about which a grammar left no choice."""
 
 
 class ScoreCounts(msgspec.Struct, kw_only=True):
-    """Rows of scores that have begun, and the tokens of their prompts. Each row is a request."""
+    """The rows of `POST /v1/score` that have begun, and the tokens of their prompts. Each row is a request."""
 
     rows: Annotated[int, Counter("score_rows", "Requests that were rows of scores.")] = 0
     tokens: Annotated[int, Sample("score_tokens", "computed", less="cached")] = 0
@@ -113,12 +113,12 @@ class ScoreCounts(msgspec.Struct, kw_only=True):
 
 
 class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of the prefix cache, and what it evicted and restored so far."""
+    """The contents of the prefix cache, and the bytes that it has evicted and restored so far."""
 
     budget_bytes: Annotated[int | None, Gauge("cache_budget_bytes", "Most bytes that the cache may hold.")] = None
-    """None: no bound."""
+    """None means that there is no limit."""
     held_bytes: int = 0
-    """Live and paged out."""
+    """The sum of `live_bytes` and `paged_bytes`."""
     live_bytes: Annotated[
         int,
         Gauge(
@@ -130,7 +130,7 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     paged_bytes: Annotated[int, Sample("cache_bytes", "paged")] = 0
-    """Copies outside the buffers of layers."""
+    """Bytes of snapshots outside the buffers of layers."""
     evicted_bytes: Annotated[int, Counter("cache_evicted_bytes", "Bytes evicted to make room.")] = 0
     restored_bytes: Annotated[int, Counter("cache_restored_bytes", "Bytes restored into the buffers of layers.")] = 0
     nodes: Annotated[int, Gauge("cache_nodes", "Nodes of the prefix trie.", before="cache_budget_bytes")] = 0
@@ -141,7 +141,7 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, int],
         Counter("cache_misses", "Requests that reused less of the cache than they might have, by reason.", "reason"),
     ] = {}
-    """Requests that reused less than they share with the cache, or that share nothing, by reason."""
+    """The number of requests that reused less than they share with the cache, or that share nothing, by reason."""
 
 
 class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
     reusable_bytes: Annotated[int, Gauge("memory_reusable_bytes", "Freed memory that MLX keeps for new arrays.")] = 0
     peak_bytes: Annotated[int, Gauge("memory_peak_bytes", "Most device memory ever in use.")] = 0
     budget_bytes: Annotated[int | None, Gauge("memory_budget_bytes", "Most device memory that may be in use.")] = None
-    """None: no bound."""
+    """None means that there is no limit."""
     weights_bytes: Annotated[
         int, Gauge("memory_weights_bytes", "Memory taken by the weights.", before="memory_budget_bytes")
     ] = 0
@@ -163,13 +163,13 @@ class SliceCounts(msgspec.Struct, kw_only=True):
     begin: Annotated[int, Counter("slices", "Slices of computation, by kind.", "kind", "begin")] = 0
     prefill: Annotated[int, Sample("slices", "prefill")] = 0
     encode: Annotated[int, Sample("slices", "encode")] = 0
-    """Pieces of media."""
+    """Slices that computed a piece of media."""
     decode: Annotated[int, Sample("slices", "decode")] = 0
     prefill_tokens: Annotated[
         int, Counter("slice_tokens", "Tokens computed in slices, by kind.", "kind", "prefill")
     ] = 0
     decode_rows: Annotated[int, Sample("slice_tokens", "decode")] = 0
-    """The sum over all decode steps of the answers in each."""
+    """The sum of the numbers of answers in all decode steps."""
     prefill_s: Annotated[
         float, Counter("slice_seconds", "Time spent in slices, by kind.", "kind", "prefill", before="slice_tokens")
     ] = 0.0
@@ -178,33 +178,33 @@ class SliceCounts(msgspec.Struct, kw_only=True):
 
 
 class MediaCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The media of all prompts; all zero for a model that takes none."""
+    """The media of all prompts. All numbers are 0 for a model that takes no media."""
 
     encoded: Annotated[int, Counter("media_encoded", "Pictures and sounds that went through a tower.")] = 0
     soft_tokens: Annotated[int, Counter("media_tokens", "Tokens that these took in prompts.")] = 0
     encode_s: Annotated[float, Counter("media_seconds", "Time spent in towers.")] = 0.0
     feature_hits: Annotated[int, Counter("media_feature_hits", "Media whose features were still known.")] = 0
-    """Media whose features were kept, but whose keys and values were gone."""
+    """Media whose features were still in memory, while their keys and values were not."""
     feature_bytes: Annotated[int, Gauge("media_feature_bytes", "Memory taken by features of media.")] = 0
-    """Features kept for later prompts."""
+    """Memory for features that are kept for later prompts."""
     row_bytes: Annotated[int, Gauge("media_row_bytes", "Memory taken by rows that wait for a tower.")] = 0
 
 
 class DraftModelState(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that drafts."""
+    """The small model that drafts."""
 
     name: str
     bytes: int
-    """The memory that it holds beside its weights."""
+    """The memory that the model holds beside its weights."""
     state: str
     """`on`, `resting` or `off`, as in `DraftCounts`."""
     why: str
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The drafts of all answers. Their sources: `path`, a conversation in the cache that continues this one; `own`, the
-    text of the request; `earlier`, earlier answers; `model`, a model that drafts; `known`, first tokens that were kept
-    for the same prompt and need no trial."""
+    """The drafts of all answers. A draft has a source: `path` is a conversation in the cache that continues this one;
+    `own` is the text of the request; `earlier` is an earlier answer; `model` is a small model; `known` is the first
+    token of an answer to the same prompt, which needs no trial."""
 
     rounds: Annotated[int, Counter("draft_rounds", "Decode steps that tried drafts.")] = 0
     drafted: Annotated[
@@ -214,29 +214,29 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, int], Counter("accepted_tokens", "Drafted tokens that were right, by source.", "source")
     ] = {}
     state: str = "off"
-    """The state of drafts from known text, at the last number of answers together: `on`, `resting` (drafts were slower
-    lately) or `off`."""
+    """The state of drafts from known text, for the size of the last batch: `on`, `resting` (drafting was slower than
+    plain decoding) or `off`."""
     why: str = ""
-    """The reason for the state."""
+    """The reason for `state`."""
     model: DraftModelState | None = None
-    """None if no model drafts."""
+    """None without a draft model."""
 
 
 class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk cache; all zero without `--disk-cache`."""
+    """The disk cache. All numbers are 0 without `--disk-cache`."""
 
     state: str = "none"
-    """`on`, `reading` (nothing is written any more), `off` (after an error) or `none` (not asked for)."""
+    """`on`, `reading` (writing has stopped), `off` (after an error) or `none` (no disk cache was asked for)."""
     segments: Annotated[int, Gauge("disk_segments", "Files of this model.")] = 0
     held_bytes: Annotated[
         int, Gauge("disk_held_bytes", "Files of all models in the directory of the disk cache.", before="disk_segments")
     ] = 0
-    """Of all models, as all processes count them."""
+    """The bytes of the files of all models, which any process may have written."""
     budget_bytes: Annotated[
         int, Gauge("disk_budget_bytes", "The most that these may take.", before="disk_segments")
     ] = 0
     written_bytes: Annotated[int, Counter("disk_written_bytes", "Bytes written.")] = 0
-    """By this process, like the counts that follow."""
+    """The bytes that this process has written. The counts after this one are also those of this process."""
     read_bytes: Annotated[int, Counter("disk_read_bytes", "Bytes read.")] = 0
     evicted_bytes: Annotated[
         int, Counter("disk_evicted_bytes", "Bytes removed to make room, or because of their age.")
@@ -250,18 +250,18 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     write_errors: Annotated[int, Counter("disk_write_errors", "Files that could not be written.")] = 0
     rejected: Annotated[dict[str, int], Counter("disk_rejected", "Files that were refused, by reason.", "reason")] = {}
-    """The reasons: `torn`, `crc`, `tokens` (another prompt's) or `layers` (another model's)."""
+    """The reasons: `torn` (incomplete), `crc`, `tokens` (of another prompt) or `layers` (of another model)."""
     checks: Annotated[
         int, Counter("disk_checks", "Restored segments that were computed again, to compare.", before="disk_rejected")
     ] = 0
     failed_checks: Annotated[
         int, Counter("disk_failed_checks", "Those that were something else.", before="disk_rejected")
     ] = 0
-    """Each time, all files of this model were removed."""
+    """After each failed check, all files of this model were removed."""
 
 
 class EmbeddingCounts(msgspec.Struct, kw_only=True):
-    """The texts that were embedded; all zero for a model that makes no embeddings."""
+    """The texts that were embedded. All numbers are 0 for a model that makes no embeddings."""
 
     texts: Annotated[int, Counter("embedded_texts", "Texts that were embedded.")] = 0
     tokens: Annotated[int, Counter("embedded_tokens", "Their tokens.")] = 0
@@ -272,50 +272,50 @@ class EmbeddingCounts(msgspec.Struct, kw_only=True):
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request between its arrival and its end."""
+    """A request that has arrived and not ended."""
 
     number: int
-    """The name of the request in the log."""
+    """The number by which the log names the request."""
     phase: str
-    """`queued`, `prefill`, `grammar` (the prompt is computed, the grammar still being compiled) or `decode`."""
+    """`queued`, `prefill`, `grammar` (the prompt is computed, but its grammar is not compiled yet) or `decode`."""
     prompt: int
-    """The tokens of the prompt."""
+    """The number of tokens of the prompt."""
     cached: int = 0
     restored: int = 0
-    """The cached tokens that were read from disk for the request."""
+    """The number of cached tokens that were read from disk for the request."""
     prefilled: int = 0
-    """The tokens of the prompt that the layers hold, including cached ones."""
+    """The number of tokens of the prompt that the layers hold, cached tokens included."""
     generated: int = 0
     max_tokens: int = 0
-    """The most tokens of the answer."""
+    """The most tokens that the answer may have."""
     age_s: float = 0.0
     """The time since the request arrived."""
     tokens_per_s: float = 0.0
-    """The rate in the present phase."""
+    """Tokens per second in the present phase."""
     ttft_s: float | None = None
-    """The time from arrival to the first token; None before that."""
+    """The time from the arrival to the first token; None before the first token."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the processes that compute the model together."""
+    """A rank: one of the processes that compute the model together."""
 
     rank: int
     name: str
-    """Its rank, and its process or address."""
+    """The rank's number, and its process or address."""
     memory_bytes: int
-    """The memory that MLX used there at its last beat."""
+    """The memory that MLX used on this rank when the rank last reported."""
 
 
 class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks; all empty if one process has the whole model."""
+    """The ranks. All fields are empty or 0 if one process has the whole model."""
 
     backend: str = ""
-    """`ring` or `nccl`."""
+    """The library through which ranks exchange data: `ring` or `nccl`."""
     latency_us: Annotated[
         int, Gauge("rank_latency_seconds", "Of a sum of 16 KB over all ranks, at the start.", per=1e6)
     ] = 0
     gbit_s: float = 0.0
-    """The rate of a sum of 8 MB over all ranks, by the bytes that each sends."""
+    """The speed of a sum of 8 MB over all ranks: gigabits that each rank sends in a second."""
     tape_bytes: Annotated[int, Counter("rank_tape_bytes", "Sent to each follower, so that it computes the same.")] = 0
     members: Annotated[
         list[Rank],
@@ -324,25 +324,25 @@ class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
         ),
         Gauge("rank_memory_bytes", "Memory in use by MLX, by rank.", "rank", "memory_bytes"),
     ] = []
-    """The leader, which is rank 0, then its followers."""
+    """The leader, which is rank 0, then the followers."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """All numbers at one moment between two slices."""
+    """All numbers of the runner, taken at one moment between two slices."""
 
     version: Annotated[str, Info("", "The runner and its model.", of="version")]
-    """Of the runner."""
+    """The version of the runner."""
     model: Annotated[str, Sample("", "model")]
-    """The model's name for people."""
+    """The name of the model, for people."""
     path: str = ""
-    """The directory of the model; empty for one of a store."""
+    """The directory of the model; empty for a model from Ollama's store."""
     architecture: Annotated[str, Sample("", "architecture")]
     device: Annotated[str, Sample("", "device")]
-    """`gpu` or `cpu`."""
+    """The kind of device that computes: `gpu` or `cpu`."""
     context_length: Annotated[int, Gauge("context_tokens", "Most tokens that prompt and answer may have together.")]
     parallel: Annotated[int, Gauge("requests_parallel", "Most requests computed at once.")]
     cache_kind: Annotated[str, Sample("", "cache")]
-    """`trie`, `single` or `none`."""
+    """The kind of the prefix cache: `trie`, `single` or `none`."""
     uptime_s: Annotated[
         float, Gauge("uptime_seconds", "Seconds since the model was loaded.", before="context_tokens")
     ] = 0.0
@@ -358,52 +358,52 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     ranks: RankCounts = RankCounts()
     embeddings: EmbeddingCounts = msgspec.field(default_factory=EmbeddingCounts)
     running: list[RunningRequest] = []
-    """The running requests, then the waiting ones, in the order of arrival."""
+    """The running requests, then the waiting ones, each group in the order of arrival."""
     ttft_s: float | None = None
-    """The time to the first token of the last request that had one."""
+    """The time to the first token, of the last request that has a first token."""
 
 
 class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
-    """An edge of the trie, and the snapshots of its tokens."""
+    """A node of the trie: its edge, and the snapshots of the edge's tokens."""
 
     id: int
-    """The name of the node while it exists; below 2**53."""
+    """A number below 2**53 that names the node while the node exists."""
     parent: int | None = None
-    """The id of the parent; None for a child of a root, which is no node."""
+    """The id of the parent; None for a child of a root: a root is not a `CacheNode`."""
     start: int = 0
-    """The tokens from the root to the beginning of the edge."""
+    """The number of tokens from the root to the beginning of the edge."""
     end: int
     bytes: int
-    """Live and paged out."""
+    """The sum of `live_bytes` and `paged_bytes`."""
     live_bytes: int
-    """In the buffers of layers. Approximate: buffers have room for further tokens."""
+    """The bytes in the buffers of layers. Approximate, since buffers have room for further tokens."""
     paged_bytes: int = 0
     layers: int
-    """The layers that the model uses."""
+    """The number of layers of the model that have a cache."""
     live_layers: int
     paged_layers: int = 0
     missing_layers: int = 0
-    """The layers without a snapshot here."""
+    """The number of layers without a snapshot in this node."""
     idle_uses: int = 0
     """The number of uses of the trie since this node was last used."""
     locks: int
-    """The open sessions whose prompts pass through the node."""
+    """The number of open sessions whose prompts pass through the node."""
     restore_point: bool = False
     stored: int = 0
-    """The tokens of the edge, from its beginning, that are on disk."""
+    """The number of tokens on disk, counted from the beginning of the edge."""
     restored: bool = False
-    """True if some of it was read from disk."""
+    """True if a part of the node was read from disk."""
     media: int = 0
-    """The items of media in the edge's tokens."""
+    """The number of media items among the edge's tokens."""
     text: str | None = None
-    """The beginning of the edge's text; only if the runner was started with --inspect-text."""
+    """The beginning of the edge's text; None unless the runner was started with --inspect-text."""
 
 
 class CachePicture(msgspec.Struct, frozen=True, kw_only=True):
-    """The trie at one moment, parents before their children. A very large trie is cut to the nodes used last;
-    `CacheCounts` has the number of all nodes."""
+    """The trie at one moment; parents stand before their children. Of a very large trie, only the nodes used last are
+    listed. `CacheCounts` has the number of all nodes."""
 
     generation: int
-    """Differs from an earlier one if anything has changed."""
+    """A number that is another one whenever the trie has changed."""
     kind: str
     nodes: list[CacheNode] = []

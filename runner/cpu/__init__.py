@@ -1,20 +1,20 @@
-"""Makes MLX fast on Linux CPUs: a BLAS and kernels that are loaded before MLX itself.
+"""Makes MLX fast on Linux CPUs: loads a BLAS and kernels before MLX itself.
 
-MLX's CPU wheel computes most things one number at a time, on one thread. A library that exports the same functions and
-is loaded earlier with RTLD_GLOBAL replaces them, in this process only. Without it, answers are the same up to rounding,
-and many times slower.
+MLX's CPU wheel computes most results one number at a time, on one thread. If a library exports the same functions and
+is loaded before MLX with RTLD_GLOBAL, the library's functions replace MLX's, in this process only. Without such a
+library, answers are the same up to rounding, but take many times longer.
 
-* `_shim`, from `blas.c`, replaces the reference BLAS: it forwards products to the OpenBLAS inside numpy's wheel and
-  shares them among threads (`pool.h`); `rows.h` has the products of a decode step. OpenBLAS's own threads are not used:
-  with them a product takes many times as long while other programs want the cores, and its last bits depend on their
-  number.
+* `_shim`, from `blas.c`, replaces the reference BLAS. It passes products to the OpenBLAS inside numpy's wheel, and
+  divides them among its own threads (`pool.h`); `rows.h` has the products of a decode step. OpenBLAS's own threads
+  are not used: with them, a product takes many times as long while other programs use the cores, and the last bits of
+  the result depend on the number of threads.
 * `_kernels`, from `mlx.cpp`, `simd.h` and `integers.h`, replaces functions of MLX: products with packed weights,
-  attention, rotary positions, norms, elementwise functions, and joins of large arrays. It is loaded only for exactly
-  the MLX that it was built for. In a forward over texts of different lengths it leaves out the padding that `asks_for`
-  names.
+  attention, rotary positions, norms, elementwise functions, and joins of large arrays. `_kernels` is loaded only for
+  the MLX version that it was built for. In forwards over texts of different lengths, padding is left out (`asks_for`).
 
-`preload` is called once, on the main thread, before `mlx` is imported. Read this module first, then `blas.c`, `pool.h`
-and `rows.h`; `kernels.h`, `mlx.cpp`, `simd.h` and `integers.h`. `cores` counts the cores that prompts are read on.
+`preload` is called once, on the main thread, before `mlx` is imported. Read this module first; then `blas.c`, `pool.h`
+and `rows.h`; then `kernels.h`, `mlx.cpp`, `simd.h` and `integers.h`. `cores` counts the cores for the threads of
+prompts.
 """
 
 import ctypes
@@ -31,23 +31,23 @@ from runner.errors import UsageError
 from runner.versions import install_command
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-_OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
+_OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels add this prefix and suffix to OpenBLAS's names of functions
 _DEBIAN = "libopenblas.so.0"
 _MOST_FOR_ANSWERS = 4
 _OWN = "MLX's own"
 _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
-"""The number of float32 numbers in a vector -> the instruction set."""
+"""The number of float32 values in a vector -> the name of the instruction set."""
 _WIDEST = max(_SETS)
 _KERNELS, _SHIM = "_kernels.so", "_shim.so"
 _LONGEST_REASON = 600
-"""The most characters of a kept reason that are shown: a line of the log holds them and the remedy."""
+"""The most characters shown of a reason that the build kept. A line of the log has room for them and the remedy."""
 _in_use: list[ctypes.CDLL] = []
-"""The kernels, once they stand before MLX's."""
+"""The library of the kernels, once the kernels have replaced MLX's functions; else empty."""
 
 
 class Blas(NamedTuple):
-    """A short description of the BLAS that a process would use. `advice` explains how to get a faster one; empty if
-    there is none. `matters` is False if matrix products do not use a BLAS that can be replaced."""
+    """The BLAS that a process would use. `name` is a short description. `advice` says how to get a faster BLAS; it is
+    empty if there is no faster one. `matters` is False if matrix products do not use a BLAS that can be replaced."""
 
     name: str
     advice: str = ""
@@ -55,8 +55,8 @@ class Blas(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """A short description of the kernels that a process would use. `why` is the reason why they are not this package's;
-    empty if they are."""
+    """The kernels that a process would use. `name` is a short description. `why` is the reason why the process would
+    not use this package's kernels; empty if it would."""
 
     name: str
     why: str = ""
@@ -66,23 +66,23 @@ class Kernels(NamedTuple):
 
 
 class Preloaded(NamedTuple):
-    """Short descriptions of the BLAS and of the kernels that a process uses."""
+    """Short descriptions of the BLAS and of the kernels that this process uses."""
 
     blas: str
     kernels: str
 
 
 class Threads(NamedTuple):
-    """The numbers of threads for products of many rows, as in prompts, and of few rows, as in answers."""
+    """The numbers of threads for products of many rows (`prompts`) and of few rows (`answers`)."""
 
     prompts: int
     answers: int
 
     @classmethod
     def of(cls, wanted: int | None) -> "Threads":
-        """Returns `wanted` threads for both; if None, a thread per core for prompts, and up to four for answers, since
-        a few cores exhaust the memory's bandwidth. While other programs want the cores, products of few rows are not
-        shared (`pool.h`)."""
+        """Returns `wanted` threads for both. If that is None, returns a thread for each core for prompts, and up to
+        four threads for answers, since a few cores use all the bandwidth of the memory. While other programs use the
+        cores, products of few rows are not divided (`pool.h`)."""
         cores = physical_cores()
         return cls(cores, min(cores, _MOST_FOR_ANSWERS)) if wanted is None else cls(wanted, wanted)
 
@@ -92,8 +92,8 @@ class Threads(NamedTuple):
 
 
 def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
-    """Returns the BLAS that `preload` would load, without replacing any: looks for numpy's, and opens others with
-    RTLD_LOCAL. Raises UsageError like `preload`."""
+    """Returns the BLAS that `preload` would load, without replacing one: looks for numpy's, and opens another one with
+    RTLD_LOCAL. Raises UsageError as `preload` does."""
     threads = Threads.of(wanted)
     if not _mlx_runs_on_linux_cpu():
         return Blas(_OWN if choice in ("auto", "off") else _opened(choice, threads, ctypes.RTLD_LOCAL), matters=False)
@@ -110,25 +110,25 @@ def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
 
 
 def preload(choice: str = "auto", wanted: int | None = None, kernels: str = "auto") -> Preloaded:
-    """Puts a fast BLAS and the kernels in front of MLX's own, and returns descriptions of those in use.
+    """Replaces MLX's BLAS and functions by faster ones, and returns descriptions of the BLAS and the kernels in use.
 
     `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is the number of threads (see
-    `Threads.of`); `kernels` is `auto` or `off`. Call it before `mlx` is imported. Raises UsageError if a library given
-    by path cannot be used.
+    `Threads.of`); `kernels` is `auto` or `off`. Must be called before `mlx` is imported. Raises UsageError if a library
+    given by path cannot be used.
     """
     threads = Threads.of(wanted)
     return Preloaded(_preload_blas(choice, threads), _preload_kernels(kernels, threads))
 
 
 def skips_padding() -> bool:
-    """Returns True if the kernels leave out positions that `asks_for` does not ask for."""
+    """Returns True if the kernels are in use, and so leave out tokens that `asks_for` allows them to leave out."""
     return bool(_in_use)
 
 
 @contextmanager
 def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
-    """Marks a block in which this thread builds a forward over tokens [B, length]. Of each row, kernels may leave out
-    all tokens but the first `counts`, at least one."""
+    """Marks a block in which this thread builds a forward over tokens of shape [B, length]. Kernels may leave out the
+    padding: all tokens of row i after the first `counts[i]`. Each count is at least 1."""
     for library in _in_use:
         library.kernels_ask(len(counts), length, (ctypes.c_int * len(counts))(*counts))
     try:
@@ -139,7 +139,7 @@ def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
 
 
 def find_kernels(choice: str = "auto") -> Kernels:
-    """Returns the kernels that `preload` would put in front of MLX, without doing so."""
+    """Returns the kernels that `preload` would use, without replacing any function."""
     try:
         return _described(_opened_kernels(choice))
     except OSError as error:
@@ -164,10 +164,10 @@ def _preload_blas(choice: str, threads: Threads) -> str:
 def _preload_kernels(choice: str, threads: Threads) -> str:
     try:
         library = _opened_kernels(choice, before=True)
-        shim = ctypes.CDLL(str(_shim()))  # for its threads; if it is the BLAS, it is the one that was loaded
+        shim = ctypes.CDLL(str(_shim()))  # for its threads; returns the same library again if it is the BLAS already
         shim.shim_start.restype = ctypes.c_void_p
         share = ctypes.c_void_p(shim.shim_start(*threads))
-        ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # from now on it stands before libmlx
+        ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # from now on its functions replace those of libmlx
         library.kernels_use(_WIDEST, share, *threads)
         _in_use.append(library)
         return str(_described(library))
@@ -176,8 +176,8 @@ def _preload_kernels(choice: str, threads: Threads) -> str:
 
 
 def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
-    """Returns the library, which nothing uses yet. With `before`, MLX must not have been imported. Raises OSError with
-    the reason if the library cannot serve here."""
+    """Opens the library of kernels, without replacing any function. Raises OSError with the reason if it cannot be used
+    here; with `before`, also if MLX was already imported."""
     if choice == "off":
         raise OSError("--kernels off")
     if before and "mlx.core" in sys.modules:
@@ -188,7 +188,7 @@ def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
     if built is None or _shim() is None:
         raise OSError(f"slow: {_why_missing(_SHIM if built else _KERNELS)}")
     for location in (mlx.submodule_search_locations if mlx else None) or ():
-        ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # by name, the kernels find it in memory
+        ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # loaded first, so that the kernels find it by its name
     library = ctypes.CDLL(str(built))
     if not (hasattr(library, "kernels_fit") and library.kernels_fit()):
         raise OSError(f"slow: built for another version of MLX; install again: `{install_command()}`")
@@ -205,7 +205,7 @@ def _built(name: str) -> Path | None:
 
 
 def _why_missing(name: str) -> str:
-    """Returns the reason that the build kept (`extensions.py`), and the remedy."""
+    """Returns the reason why library `name` was not built, which the build kept (`extensions.py`), and the remedy."""
     try:
         with Path(__file__).with_name(name).with_suffix(".missing").open(encoding="utf-8", errors="replace") as kept:
             reason = kept.read(_LONGEST_REASON).strip()
@@ -232,8 +232,8 @@ def _mlx_runs_on_linux_cpu() -> bool:
 
 
 def _opened(path: str, threads: Threads, mode: int) -> str:
-    """Loads a CBLAS library, with as many threads as answers need, and returns its description."""
-    threads = threads._replace(prompts=threads.answers)  # nothing stands before it that could change the number
+    """Loads the CBLAS library at `path` with the number of threads for answers, and returns its description."""
+    threads = threads._replace(prompts=threads.answers)  # this library has one number of threads for all products
     _set_threads(threads.prompts)
     try:
         library = ctypes.CDLL(path, mode=mode)
@@ -246,7 +246,7 @@ def _opened(path: str, threads: Threads, mode: int) -> str:
 
 
 def _set_threads(threads: int) -> None:
-    """Sets the number of threads, which OpenBLAS reads once, while it is loaded."""
+    """Sets the number of OpenBLAS's threads. OpenBLAS reads it once, while it is loaded."""
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
 
 
@@ -259,11 +259,11 @@ def _numpys_openblas() -> Path | None:
 
 
 def _load_shim(threads: Threads) -> bool:
-    """Makes the shim this process's BLAS, and starts its threads. Returns False if something is missing."""
+    """Makes the shim the BLAS of this process, and starts the shim's threads. Returns False if a library is missing."""
     shim, openblas = _shim(), _numpys_openblas()
     if shim is None or openblas is None:
         return False
-    _set_threads(1)  # the threads of the shim share products
+    _set_threads(1)  # OpenBLAS gets one: the threads of the shim divide products
     try:
         target = ctypes.CDLL(str(openblas))
         functions = [

@@ -1,4 +1,4 @@
-"""Counts the cores that this process may compute on."""
+"""Counts the processor cores that this process may use."""
 
 import os
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _MOST = 32
-"""Products that have blocks for more threads are rare."""
+"""The most cores that are counted. Few products can be divided among more threads."""
 
 
 def physical_cores() -> int:
-    """Returns the number of physical cores within this process's affinity mask and its cgroups' quotas, from 1 to 32.
-    The two hardware threads of a core share its vector units, so a matrix product gains nothing from the second."""
+    """Returns the number of physical cores, from 1 to 32, that the affinity mask and the cgroups' quotas allow. A
+    core's second hardware thread is not counted: it uses the same vector units, and speeds up no product."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = {_core(cpu) for cpu in os.sched_getaffinity(0)}
@@ -29,7 +29,7 @@ def _core(cpu: int) -> tuple[str, ...]:
 
 
 def _quotas() -> Iterator[float]:
-    """Yields the number of processors that each cgroup (version 2) around this process allows, if it has a limit."""
+    """Yields the number of processors that each cgroup (version 2) of this process allows, if it has a limit."""
     try:
         own = next(line for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::/"))
     except (OSError, StopIteration):

@@ -1,8 +1,8 @@
-"""Builds the kernels against MLX's headers, and the wheel that carries them.
+"""Builds the kernels with MLX's headers, and the wheel that contains them.
 
-The libraries use nothing of Python, so one wheel serves all its versions. If a library cannot be built, the build goes
-on without it: a file in its place, `NAME.missing`, holds the reason for `runner.cpu`. When setuptools loads this file,
-nothing else of this repository can be imported.
+The libraries do not use Python, so one wheel serves all versions of Python. If a library cannot be built, the build
+continues without it, and writes the reason to a file `NAME.missing` in its place, for `runner.cpu`. When setuptools
+loads this module, no other module of this repository can be imported.
 """
 
 import os
@@ -20,21 +20,21 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError, CompileError, ExecError
 
 _COMPILERS = ("apt-get install g++", "dnf install gcc-c++", "zypper install gcc-c++", "pacman -S gcc")
-"""The commands that install a C++ compiler, by distribution."""
+"""The command that installs a C++ compiler, for each of some Linux distributions."""
 
 
 class Wheel(bdist_wheel):
-    """`bdist_wheel`, for any Python on this platform."""
+    """`bdist_wheel` for a wheel that any version of Python on this platform can install."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
 class BuildExtensions(build_ext):
-    """`build_ext`, which finds MLX's headers and compiles the sources of an extension side by side."""
+    """`build_ext` that finds MLX's headers, and compiles the sources of an extension at the same time."""
 
     def run(self) -> None:
-        """Builds the extensions on Linux; other platforms have no use for them."""
+        """Builds the extensions on Linux. Does nothing on other platforms, which do not use them."""
         if sys.platform == "linux":
             super().run()
 
@@ -50,7 +50,7 @@ class BuildExtensions(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extensions(self) -> None:
-        """Builds the extensions, compiling one source on each core at a time."""
+        """Builds the extensions. Compiles as many sources at the same time as there are cores."""
         compiled, self.compiler.spawn, self.parallel = self.compiler.compile, _spawn, len(self.extensions)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
             self.compiler.compile = lambda sources, **how: [
@@ -59,7 +59,7 @@ class BuildExtensions(build_ext):
             super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
-        """Builds one extension. If that fails, keeps the reason and raises the error."""
+        """Builds one extension. If that fails, writes the reason to a file and raises the error."""
         library = Path(self.get_ext_fullpath(ext.name))
         _remove(library)
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ class BuildExtensions(build_ext):
                 sys.stderr.write("compiling kernels, about half a minute\n")
             super().build_extension(ext)
         except (BaseError, CCompilerError) as error:
-            _remove(library)  # a linker that was killed leaves a part of one
+            _remove(library)  # a killed linker leaves an incomplete library
             _reason(library).write_text(f"{error}\n", encoding="utf-8", errors="replace")
             raise
 
 
 def _mlx() -> Path:
-    """Returns the folder of MLX for Linux CPUs beside setuptools. Raises CompileError if there is none."""
+    """Returns the folder of MLX for Linux CPUs where setuptools is installed. Raises CompileError without one."""
     mlx = find_spec("mlx")
     for place in map(Path, (mlx.submodule_search_locations if mlx else None) or ()):
         if (place.parent / "mlx_cpu.libs").is_dir():
@@ -89,14 +89,14 @@ def _reason(library: Path) -> Path:
 
 
 def _remove(library: Path) -> None:
-    """Removes a library of a former build, and its kept reason: it may have been built for another MLX."""
+    """Removes the library, or the file with the reason, of an earlier build, which may be for another MLX."""
     for left in library.parent.glob(f"{library.stem}.*"):
         if left.suffix in (".so", ".missing"):
             left.unlink()
 
 
 def _spawn(command: Sequence[str], **_: object) -> None:
-    """Runs a compiler or a linker. Raises ExecError if there is none, or with the first error that it reports."""
+    """Runs a compiler or a linker. Raises ExecError if it is missing, or with the first error that it reports."""
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - of setuptools
     except FileNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Closes the objects of a JSON schema: an answer has the properties that the schema lists, and no others.
+"""Closes the objects of a JSON schema, so that an answer has only properties that the schema lists.
 
-JSON Schema leaves an object open unless `additionalProperties` closes it, which few authors write. A model may then
-invent properties until its answer is cut. Hosts of Ollama compile schemas in a strict mode that closes objects. So does
-this runner, unless objects are combined: a closed part of an `allOf` rules out all properties of other parts that it
-does not list too.
+By the JSON Schema standard, an object may have any further properties unless `additionalProperties` is false, and few
+authors write that. A model may then invent properties until its answer is cut. Ollama's hosts close objects, and so
+does this runner. It does not close combined objects, such as the parts of an `allOf`: a closed part would forbid the
+properties that only other parts list.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ _PARTS = ("items", "additionalItems", "additionalProperties", "contains")
 _LISTS = ("items", "prefixItems", "allOf", "anyOf", "oneOf")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
-"""Keywords whose schemas describe the object of the schema itself."""
+"""Keywords with schemas that describe the same object as the schema that has the keyword."""
 _MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$dynamicRef")
-"""Keywords that allow an object more properties, unless they are false."""
+"""Keywords that allow an object further properties, unless their value is false."""
 _OWN = ("properties", "required", "minProperties", "maxProperties", "dependentRequired", *_MORE)
 _CHILDREN = (*_PARTS, "prefixItems", "properties", "patternProperties")
 _ABOUT_OBJECTS = {*_PARTS, *_LISTS, *_MAPS, *_IN_PLACE, *_OWN}
@@ -25,8 +25,8 @@ _MOST_HOPS = 8
 
 
 def close_objects(root: Schema) -> None:
-    """Adds `"additionalProperties": false` to the objects of `root` that list all properties they require, mention no
-    others, and are not combined with objects that have others."""
+    """Adds `"additionalProperties": false` to each object of `root` that lists all properties it requires, and that is
+    not combined with an object that has other properties."""
     every = every_schema(root)
     combined = _combined(every, root)
     for schema in every:
@@ -35,8 +35,8 @@ def close_objects(root: Schema) -> None:
 
 
 def every_schema(root: Schema) -> list[Schema]:
-    """Returns `root` and the schemas in it that llguidance reads, inner ones first; then those that only references
-    reach."""
+    """Returns `root` and the schemas in it that llguidance reads: inner schemas before outer ones, and last the schemas
+    that only a `$ref` leads to."""
     found = dict[int, Schema]()
     waiting: list[object] = [root]
     while waiting:
@@ -61,7 +61,7 @@ def _within(schema: Schema) -> Iterator[Schema]:
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """Returns the target of `schema` within `root` if it is nothing but a reference; else `schema`."""
+    """Returns the part of `root` to which `schema` refers if its only keyword is `$ref`; else `schema` itself."""
     for _ in range(_MOST_HOPS):
         if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
             break
@@ -80,7 +80,7 @@ def _target(reference: object, root: Schema) -> object:
 
 
 def _combines(schema: Schema) -> bool:
-    """Returns True if more than one part of `schema` describes the same object, or the same item."""
+    """Returns True if several parts of `schema` describe the same object, or the same item of an array."""
     parts = [key for key in _IN_PLACE if key in schema]
     members = schema.get("allOf")
     several = len(parts) > 1 or (isinstance(members, list) and len(members) > 1)
@@ -88,12 +88,12 @@ def _combines(schema: Schema) -> bool:
 
 
 _Ways = frozenset[tuple[int, int]]
-"""The options that lead to a schema: for each, the id of the list of options and the place in it."""
+"""The choices among options that lead to a schema. Each is the id of an `anyOf` or `oneOf` list, and an index in it."""
 
 
 def _combined(every: Sequence[Schema], root: Schema) -> set[int]:
-    """Returns the ids of the schemas that describe the same value as others, without those that list every property
-    that the others list or require."""
+    """Returns the ids of the schemas that must stay open: each describes the same value as another schema, and does not
+    list every property that the other one lists or requires."""
     combined, seen = set[int](), set[frozenset[int]]()
     waiting = [[schema] for schema in every if _combines(schema)]
     while waiting:
@@ -108,7 +108,7 @@ def _combined(every: Sequence[Schema], root: Schema) -> set[int]:
 
 
 def _with_parts(heads: Sequence[Schema], root: Schema) -> list[tuple[Schema, _Ways]]:
-    """Returns these schemas and all that describe the same objects, each once."""
+    """Returns `heads` and all schemas that describe the same object as one of them. Each appears once."""
     found = dict[int, tuple[Schema, _Ways]]()
     waiting = [(head, _Ways()) for head in heads]
     while waiting:
@@ -121,7 +121,7 @@ def _with_parts(heads: Sequence[Schema], root: Schema) -> list[tuple[Schema, _Wa
 
 
 def _in_place(schema: Schema, root: Schema) -> list[tuple[Schema, _Ways]]:
-    """Returns the schemas that describe the same object as `schema`."""
+    """Returns the schemas that `schema` applies to its own object."""
     found: list[tuple[object, _Ways]] = [(_target(schema.get("$ref"), root), _Ways())]
     for key in ("allOf", "anyOf", "oneOf"):
         members = schema.get(key)
@@ -135,7 +135,7 @@ def _in_place(schema: Schema, root: Schema) -> list[tuple[Schema, _Ways]]:
 
 
 def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterator[list[Schema]]:
-    """Yields the pairs of schemas in `parts` that may describe the same property or item."""
+    """Yields each pair of schemas, inside `parts`, that may describe the same property or the same item."""
     named, others = {"": list[tuple[Schema, _Ways]]()}, list[tuple[Schema, _Ways]]()
     for schema, ways in parts:
         for key in _CHILDREN:
@@ -155,7 +155,7 @@ def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterato
 
 
 def _asks_within(schema: Schema, properties: object) -> bool:
-    """Returns True if an object with only these properties can have every property that `schema` lists or requires."""
+    """Returns True if an object with only the names in `properties` can have all that `schema` lists or requires."""
     if not isinstance(properties, dict) or any(schema.get(key, False) is not False for key in _MORE):
         return False
     listed, *needs = (schema.get(key) for key in ("properties", "dependentRequired", "dependencies"))

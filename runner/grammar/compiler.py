@@ -1,4 +1,4 @@
-"""Compiles a `Format` into a grammar. Nothing here bounds the time and memory that this takes."""
+"""Compiles a `Format` into a grammar. The caller must bound the time and the memory for this."""
 
 import re
 from functools import cached_property
@@ -18,20 +18,20 @@ from runner.grammar.rewriter import pruned, rewritten
 from runner.grammar.vocabulary import make_vocabulary, special_tokens
 from runner.tokenizer import Tokenizer
 
-_MOST_ITEMS = 50_000  # of a parser's row, which has four for each optional property that may come next
+_MOST_ITEMS = 50_000  # in a row of llguidance's parser; an optional property takes four
 
 
 class Compiler:
-    """Compiles grammars over one tokenizer."""
+    """Compiles grammars for the vocabulary of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Uses the first `vocab_size` tokens, the model's vocabulary; all of them if that is 0."""
+        """The grammars are over the first `vocab_size` tokens, which the model knows; over all tokens if that is 0."""
         self._tokenizer = tokenizer
         self._size = min(vocab_size or tokenizer.vocab_size, tokenizer.vocab_size)
 
     @cached_property
     def vocabulary(self) -> LLTokenizer:
-        """The tokenizer as llguidance needs it, shared by all grammars. Takes a second for 100,000 tokens."""
+        """The tokenizer in llguidance's form, for all grammars. The first use takes a second for 100,000 tokens."""
         return make_vocabulary(self._tokenizer, self._size)
 
     @cached_property
@@ -39,11 +39,11 @@ class Compiler:
         return special_tokens(self._tokenizer, self._size)
 
     def compile(self, wanted: Format) -> tuple[GrammarMatcher, State]:
-        """Compiles `wanted` with rewritten schemas, without parts that cannot be enforced. Returns a matcher for one
-        answer, and the state at its beginning, which names the parts left out. Raises RequestError if the format is
-        invalid, or if no answer in this vocabulary can begin to follow it."""
+        """Rewrites the schemas of `wanted`, leaves out parts that cannot be enforced, and compiles the result. Returns
+        a matcher for one answer, and the state at the beginning of the answer; `left_out` of the state names the parts
+        left out. Raises RequestError if the format is invalid, or if no token of the vocabulary can begin an answer."""
         with panics_as_errors():
-            for form in (rewritten(wanted), wanted):  # rewriting must not refuse a format that compiles as it is
+            for form in (rewritten(wanted), wanted):  # if the rewritten form does not compile, the original is tried
                 form, left_out = with_translated_patterns(form)
                 matcher = self._matcher(form, lenient=False)
                 if matcher.is_error() and is_unsupported(matcher.get_error()):
@@ -61,14 +61,14 @@ class Compiler:
 
     @cached_property
     def bounds(self) -> tuple[str, LLMatcher]:
-        """The bounds of a format that is one schema, as most are: their grammar, and a matcher to copy."""
+        """The number bounds of a format that is one schema (most are): the text of a grammar, a matcher to copy."""
         text = bounds_text(JsonSchema(msgspec.Raw(b"{}")), self._special)
-        self._numbers  # noqa: B018 - made with them, before workers are forked
+        self._numbers  # noqa: B018 - computes it too before workers are forked
         return text, self._from_lark(text)
 
     @cached_property
     def _numbers(self) -> re.Pattern[bytes]:
-        """A pattern for the ends of texts after which a token may make a number too long."""
+        """A pattern that finds texts after which the next token may make a number too long."""
         spelled = b"\n".join(map(self._tokenizer.token_bytes, range(self._size)))
         return ANY_END if LONG_NUMBER.search(spelled) else NUMBER_END
 

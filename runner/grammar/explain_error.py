@@ -1,4 +1,4 @@
-"""Explains to the author of a format why it does not compile."""
+"""Error messages for the author of a format that does not compile."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from llguidance import LLMatcher
 from protocol.format import Format, Lark, schemas
 from runner.errors import RequestError, panics_as
 
-_POSITION = re.compile(r"^at \d+\(\d+\): ")  # in generated text, which the author has never seen
-_PANIC = "panic: "  # llguidance catches its own panics
+_POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in generated text, which the author has never seen
+_PANIC = "panic: "  # how llguidance reports a panic that it has caught
 _SCHEMA = "failed to compile JSON schema: "
-_MOST_LOOKS_S = 0.5  # of processor time
+_MOST_LOOKS_S = 0.5  # the processor time for finding the place of a fault
 _MOST_CHARACTERS = 1000
 _UNSUPPORTED = (
     "Unimplemented",
@@ -25,15 +25,15 @@ _UNSUPPORTED = (
     "has too many digits",
     "only supported when",
     "are not disjoint",
-    "is not supported",  # look-around in a pattern
+    "is not supported",  # look-ahead or look-behind in a pattern
     "backreferences",
     "unrecognized escape sequence",
-    "nested parentheses",  # a pattern, or a bound of a hundred digits
+    "nested parentheses",  # in a pattern, or for a bound of a hundred digits
 )
 
 
 def explain_error(error: str, wanted: Format) -> str:
-    """Returns llguidance's reason why `wanted` does not compile, with the place of the fault if it is found."""
+    """Returns a message made of llguidance's `error` about `wanted`, with the place of the fault if that is found."""
     if isinstance(wanted, Lark):
         return _clipped(error.strip())
     first, *rest = _POSITION.sub("", error.strip()).splitlines()
@@ -46,7 +46,7 @@ def explain_error(error: str, wanted: Format) -> str:
 
 
 def is_unsupported(error: str) -> bool:
-    """Returns True if llguidance cannot enforce a part of a schema, but can leave it out."""
+    """Returns True if `error` is about a part of a schema that llguidance cannot enforce, but can leave out."""
     return any(word in error for word in _UNSUPPORTED)
 
 
@@ -58,8 +58,8 @@ def _of_schema(reason: str, details: Sequence[str], wanted: Format) -> str:
 
 
 def _place(schema: object, reason: str) -> str | None:
-    """Returns the path of the innermost part of `schema` that fails by itself for this reason, or None. A part that
-    refers to other parts fails for another reason when it is checked alone."""
+    """Returns the path of the innermost part of `schema` that alone fails for this reason; None if no part does. (A
+    part with references fails for another reason when it is compiled alone.)"""
     found = None
     until = process_time() + _MOST_LOOKS_S
     for path, part in inner_objects(schema, "$"):
@@ -71,7 +71,7 @@ def _place(schema: object, reason: str) -> str | None:
 
 
 def inner_objects(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yields all objects with their paths, outer ones first."""
+    """Yields each JSON object in `value` with its path, outer objects first. `path` is the path of `value`."""
     if isinstance(value, dict):
         yield path, value
         for key, each in value.items():
@@ -82,7 +82,7 @@ def inner_objects(value: object, path: str) -> Iterator[tuple[str, dict[str, obj
 
 
 def fault(schema: dict[str, object]) -> str:
-    """Returns why llguidance refuses a schema; empty if it does not."""
+    """Returns the reason why llguidance refuses a schema; "" for a schema that it accepts."""
     error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
     return _POSITION.sub("", error).removeprefix(_SCHEMA)
 
@@ -92,5 +92,5 @@ def _clipped(text: str) -> str:
 
 
 def panics_as_errors() -> AbstractContextManager[None]:
-    """Raises RequestError in place of a panic inside the block."""
+    """Returns a context in which a panic of llguidance raises RequestError."""
     return panics_as(lambda why: RequestError(f"Format: llguidance failed: {why}; write the format differently"))

@@ -1,7 +1,7 @@
-"""Translates a `Format` into the Lark grammar that llguidance compiles.
+"""Translates a `Format` into the text of a Lark grammar, which llguidance compiles.
 
-A special token is matched as a token, all other text by its bytes. JSON has no white space but one space after each
-comma and colon: an answer that could always continue with spaces might never end.
+A special token in the answer is matched as a token, all other text by its bytes. The only white space in JSON is one
+space after each comma and colon: with free white space, an answer could continue with spaces for ever.
 """
 
 import json
@@ -30,15 +30,15 @@ from runner.tokenizer.added_tokens import literal_pattern
 
 _SPACING = {"whitespace_flexible": False, "whitespace_pattern": None, "item_separator": ", ", "key_separator": ": "}
 OPTIONS_KEY = "x-guidance"
-_ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
-_MOST_WAYS = 64  # the text after a free text may begin in as many ways
+_ASCII_CLASSES = "dw"  # classes such as `\d` that match ASCII only, as in the patterns of JSON schemas
+_MOST_WAYS = 64  # the most texts with which the text after an `any_text` may begin
 
 
 def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False, json: str = "") -> str:
-    """Returns the grammar of `root`. `special` maps special tokens to their ids, without those that end an answer. With
-    `lenient`, keywords of schemas that llguidance cannot enforce are left out, unless a schema itself says otherwise.
-    With `json`, that expression stands for each schema. Raises FormatError if the order of the nodes cannot be
-    recognised while the answer is written."""
+    """Returns the text of the grammar of `root`. `special` maps the text of each special token that does not end an
+    answer to its id. If `lenient`, keywords that llguidance cannot enforce are left out, unless the options in a schema
+    say otherwise. If `json` is not empty, that expression replaces each schema. Raises FormatError if the nodes are in
+    an order in which the end of an `any_text` cannot be recognised."""
     if isinstance(root, Lark):
         return root.grammar
     writer = _Writer(special, lenient=lenient, json=json)
@@ -47,7 +47,7 @@ def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False
 
 
 class _Writer:
-    """Collects the rules of one grammar."""
+    """Writes the rules of one grammar into `rules`."""
 
     def __init__(self, special: Mapping[str, int], *, lenient: bool, json: str) -> None:
         self._json = json
@@ -58,11 +58,11 @@ class _Writer:
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:
-        """A pattern that finds the special tokens in a text; made on first use, since there may be thousands."""
+        """A pattern that finds special tokens in a text. Made on first use, since there may be thousands of them."""
         return literal_pattern(self._special) if self._special else None
 
     def node(self, node: Node, path: str, *, last: bool) -> str:
-        """Returns an expression for `node`; `last` is true if nothing follows it."""
+        """Returns an expression for `node`, whose place in the format is `path`; `last`: no node follows."""
         match node:
             case SequenceNode(elements):
                 return self._sequence(_flat(elements), path, last=last)
@@ -96,8 +96,8 @@ class _Writer:
         return f"({' '.join(parts)})" if parts else '""'
 
     def _free_before(self, excludes: Sequence[str], rest: Sequence[Node], path: str, *, last: bool) -> str:
-        """Returns an expression for a free text and the nodes after it. The lexer reads as far as it can, so the
-        terminal of the text includes its end, and matches lazily, up to the first occurrence."""
+        """Returns an expression for an `any_text` and the nodes after it. llguidance's lexer matches as much text as it
+        can. So the terminal includes the end of the text, and matches lazily: up to the first such end."""
         ways = []
         openings = _openings(rest, path)
         for opener, following in openings:
@@ -120,12 +120,12 @@ class _Writer:
         return f"{self._marked(excludes)} {self._any(excludes)}?".lstrip()
 
     def _marked(self, excludes: Sequence[str]) -> str:
-        """Returns an expression for a free text up to the last special token in it."""
+        """Returns an expression for an `any_text` up to the last special token in it."""
         ids = [token for text, token in self._special.items() if not any(each in text for each in excludes)]
         return f"({self._any(excludes)}? {_token(*ids)})*" if ids else ""
 
     def _any(self, excludes: Sequence[str]) -> str:
-        """Returns a terminal that matches valid UTF-8 without the excluded texts."""
+        """Returns the name of a terminal that matches any valid UTF-8 without the excluded texts."""
         anything = "/(?s:.+)/"
         excluded = [text for text in excludes if text]
         if not excluded:
@@ -136,7 +136,7 @@ class _Writer:
         return self._named("ANY", f"{anything} & ~{with_them}")
 
     def _text(self, value: str) -> str:
-        """Returns an expression for this text, in which the spelling of a special token stands for that token."""
+        """Returns an expression for `value`. Where it has the text of a special token, that token must come."""
         parts = []
         at = 0
         for mark in self._marks.finditer(value) if self._marks is not None else ():
@@ -147,7 +147,7 @@ class _Writer:
         return " ".join(parts)
 
     def _named(self, name: str, body: str) -> str:
-        """Returns the name of the one rule with this body. A name in capitals makes a terminal."""
+        """Returns the name of the rule with this body; adds a new rule. A `name` in capitals makes a terminal."""
         known = self._names.get(name + body)
         if known is None:
             stem, bracket, options = name.partition("[")
@@ -157,19 +157,19 @@ class _Writer:
 
 
 def _flat(elements: Sequence[Node]) -> list[Node]:
-    """Replaces nested sequences by their elements."""
+    """Returns `elements` with each nested sequence replaced by its elements."""
     return [flat for each in elements for flat in (_flat(each.elements) if isinstance(each, SequenceNode) else [each])]
 
 
 _Chain: TypeAlias = "tuple[Node, _Chain] | None"
-"""A linked list of nodes. Branches share their common tail, so that it is visited once."""
+"""A linked list of nodes. Lists with the same last nodes share them, so that `_openings` visits them once."""
 
 
 def _openings(rest: Sequence[Node], path: str) -> list[tuple[str | None, list[Node]]]:
-    """Returns the texts that `rest` may begin with, each with the nodes after it; None stands for an empty rest."""
+    """Returns the texts with which `rest` may begin, and the nodes after each; None for a `rest` without text."""
     chain = _chained(rest, None)
     ways: list[tuple[str | None, list[Node]]] = []
-    seen: dict[int, _Chain] = {}  # by identity; keeping the objects keeps their ids unique
+    seen: dict[int, _Chain] = {}  # by id; holding the lists keeps ids unique
     found: set[tuple[str | None, int]] = set()
     ahead = [chain]
     while ahead:
@@ -215,7 +215,7 @@ def _unchained(chain: _Chain) -> Iterator[Node]:
 
 
 def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> str:
-    """Returns the schema with its own options, these defaults for others, and the options for white space."""
+    """Returns the schema with its options for llguidance, `defaults` for missing ones, and those for white space."""
     try:
         members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(members.pop(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
@@ -229,7 +229,7 @@ def _quoted(text: str) -> str:
 
 
 def _token(*ids: int) -> str:
-    """Returns an expression for any one of these tokens, in ascending order; consecutive ids are written as a range."""
+    """Returns an expression for any one of the tokens `ids`, which are in ascending order."""
     spans: list[list[int]] = []
     for token in ids:
         if spans and token == spans[-1][1] + 1:

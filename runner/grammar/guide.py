@@ -1,4 +1,4 @@
-"""The position of an answer in its grammar, and the states that move it on."""
+"""Follows an answer through its grammar: the present position, and the states that later positions are read from."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
 
 _STEP_S = 0.05
 _SAVED_S = 5.0
-_LATE_S = 1.0  # the allowance for other processes that use the processor
+_LATE_S = 1.0  # the additional time on the clock, since other processes use the processor
 
 
 class StateSource(Protocol):
-    """Computes the states of one answer, usually in another process. One step is in flight at a time."""
+    """Computes the states of one answer, usually in another process. Only one step may be in flight at a time."""
 
     def send(self, step: Follow) -> None:
-        """Starts to compute the state after this step. Raises RequestError if that is impossible."""
+        """Starts to compute the state after `step`. Raises RequestError if that is impossible."""
         ...
 
     def receive(self, patience_s: float) -> State | None:
-        """Returns that state, or None if it takes longer than `patience_s`. Raises RequestError if it cannot come."""
+        """Returns the state after that step; None after `patience_s` without it. Raises RequestError if it failed."""
         ...
 
     def close(self) -> None:
-        """Ends the answer."""
+        """Ends the use of the source for this answer."""
         ...
 
 
 class Guide:
     """Follows one answer through its grammar.
 
-    The time that a mask takes depends on the grammar, so a source computes the states, usually in another process:
-    after `take` and `restart`, `wait` for the next one. An answer may use 50 ms of processor time for each token; it
-    saves what it does not use, up to 5 s, for later tokens. The port `Guidance` explains the methods. Owner: the engine
+    Computing a mask may take long, so a source computes the states, usually in another process. After `take` or
+    `restart`, call `wait` until the next state has come. An answer may use 50 ms of processor time for each token;
+    unused time, up to 5 s, is saved for later tokens. The port `Guidance` explains the methods. Owner: the engine
     thread.
     """
 
     def __init__(self, source: StateSource, state: State, size: int, clock: Callable[[], float] = monotonic) -> None:
-        """Starts at `state`, the beginning of the answer, over a vocabulary of `size` tokens. `clock` is in seconds."""
+        """Starts at the beginning of the answer, `state`. The vocabulary has `size` tokens; `clock` returns seconds."""
         self.source = source
-        """The source of the states after the first one."""
+        """The source of all states after the first one."""
         self._clock = clock
         self.size = size
-        self._awaited = 0  # states in flight; only the last one counts
-        self._since_s = 0.0  # when the last state was requested
+        self._awaited = 0  # the number of states in flight; all but the last are skipped
+        self._since_s = 0.0  # the time at which the last state was requested
         self._spare_s = _SAVED_S
-        self._granted_s = 0.0  # for the tokens in flight
+        self._granted_s = 0.0  # the processor time allowed for the tokens in flight
         self._tried: list[bytes | int] = []  # the result of the latest look ahead
         self._closed = False
         self._enter(state)
@@ -66,7 +66,7 @@ class Guide:
                 break
             if state is not None:
                 self._awaited -= 1
-                if state.tried is not None:  # requested by the drafter, so not charged to the answer
+                if state.tried is not None:  # the drafter asked for it, so the answer does not pay for its time
                     self._tried = state.tried
                     self._since_s = self._clock()
                     continue
@@ -82,7 +82,7 @@ class Guide:
 
     @property
     def state(self) -> State:
-        """The present position, as a source would send it."""
+        """The present position, in the form in which a source sends states."""
         return State([*self._forced], self._mask, self._complete, self._error)
 
     @property
@@ -168,8 +168,8 @@ _decode = msgspec.msgpack.Decoder(State).decode
 
 
 def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], size: int) -> Guide | None:
-    """Returns the guide that `begin` makes. A tape records its states. If the tape plays recorded ones instead, nothing
-    calls `begin`, and the vocabulary has `size` tokens."""
+    """Returns the guide that `begin` makes. A tape records the states of the guide. If the tape plays back, it supplies
+    the states instead: `begin` is not called, and `size` is the size of the vocabulary."""
     if tape is None:
         return begin()
     own: Guide | None = None
@@ -188,7 +188,7 @@ def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], siz
 
 
 class _TapedSource:
-    """The states of one answer. For each, the tape has the moment at which it came, its time, and its text."""
+    """Records the states of one answer, or plays them back: when each came, its processor time, and its bytes."""
 
     def __init__(self, tape: "StateTape", source: StateSource | None, size: int) -> None:
         self._tape = tape
@@ -216,8 +216,8 @@ class _TapedSource:
 
 
 def decode_state(body: bytes, size: int) -> State:
-    """Returns a state on a tape. Raises ValueError if it names a token beyond the vocabulary: a file may come from
-    anybody."""
+    """Returns the state in the bytes `body` of a tape. Raises ValueError if the state has a token beyond the `size` of
+    the vocabulary: anybody may have made the file."""
     state = _decode(body)
     tokens = [*state.forced, *(each for each in state.tried or () if isinstance(each, int))]
     if not all(0 <= token < size for token in tokens):

@@ -17,23 +17,23 @@ _REASONS = {
     "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
     "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
 }
-"""llguidance's name for a failure -> the explanation, with advice if there is any."""
+"""llguidance's name for a failure -> the explanation, with advice where some helps."""
 
 
 class GrammarMatcher:
-    """Advances one answer through its grammar, token by token.
+    """Follows one answer through its grammar, token by token.
 
-    If the grammar leaves no choice, the forced text comes in the tokens that the tokenizer would make of it. So an
+    Where the grammar allows only one text, that text is forced, in the tokens that the tokenizer makes of it. So an
     answer has the same tokens whether it is computed alone or in a batch.
     """
 
     def __init__(self, matcher: LLMatcher, bounds: NumberBounds | None) -> None:
-        """Takes over `matcher`, which is at its beginning and not shared, and `bounds`."""
+        """`matcher` must be at its beginning. The caller must not use `matcher` or `bounds` any more."""
         self._matcher = matcher
         self._bounds = bounds
 
     def copy(self) -> "GrammarMatcher":
-        """Returns a matcher of its own at the same position."""
+        """Returns an independent copy at the same position."""
         return GrammarMatcher(self._matcher.deep_copy(), self._bounds.copy() if self._bounds else None)
 
     def begin(self) -> State:
@@ -41,7 +41,7 @@ class GrammarMatcher:
         return self._state(self._look_ahead)
 
     def follow(self, step: Follow) -> State:
-        """Returns the state after the tokens of `step`; if it `tries` them, the tokens that may come after each."""
+        """Returns the state after the tokens of `step`. If `step.tries`, the state has only `tried`."""
         if step.tries:
             return State(tried=self._try(step.tokens))
         return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
@@ -60,8 +60,8 @@ class GrammarMatcher:
         return State([*forced], mask)
 
     def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
-        """Returns the mask, or the forced token, after each of these tokens, until that takes too long. The matcher
-        stays in place."""
+        """Returns the mask, or the forced token, after each of `tokens`; the list ends early if this takes too long.
+        The position of this matcher does not change."""
         until_s = process_time() + _TRY_S
         tried, forced = list[bytes | int](), deque[int]()
         try:
@@ -75,7 +75,7 @@ class GrammarMatcher:
                     ahead._refuse_errors()
                     tried.append(mask)
         except (RequestError, MemoryError, RecursionError):
-            pass  # this token may not come, or takes too much
+            pass  # the grammar forbids this token, or the token takes too much time or memory
         return tried
 
     def _restart(self, tokens: Sequence[int]) -> deque[int]:
@@ -85,7 +85,7 @@ class GrammarMatcher:
         return self._take(self._look_ahead(), tokens)
 
     def _take(self, forced: deque[int], tokens: Sequence[int]) -> deque[int]:
-        """Continues with `tokens`, which must begin with `forced`. Returns the forced tokens after them."""
+        """Advances by `tokens`, which must begin with `forced`. Returns the forced tokens that come next."""
         for token in tokens:
             if not forced:
                 self._consume([token])
@@ -95,7 +95,7 @@ class GrammarMatcher:
         return forced
 
     def _look_ahead(self) -> deque[int]:
-        """Advances the matcher to the next choice. Returns the tokens that lead there."""
+        """Advances the matcher to the next choice. Returns the forced tokens before that choice."""
         self._refuse_errors()
         forced = self._matcher.compute_ff_tokens()
         self._consume(forced)

@@ -1,4 +1,4 @@
-"""Messages between the runner and its grammar processes, in MessagePack."""
+"""The messages between the runner and its grammar processes, as MessagePack."""
 
 import struct
 
@@ -7,65 +7,65 @@ import msgspec
 from runner.process.child import framed
 
 ORDER = struct.Struct("<cI")
-"""An order to the fork server: the action, and the runner's number for the worker."""
+"""The form of an order to the fork server: an action, and the number by which the runner names the worker."""
 FORK, KILL, SLOW = b"F", b"K", b"S"
-"""Fork a worker that serves the descriptor sent along; kill it; lower its priority below that of other processes."""
+"""The actions: fork a worker for the descriptor sent with the order; kill a worker; lower the priority of a worker."""
 COMPILE_S = 5.0
-"""The time limit for compiling. After it, the kernel ends the worker."""
+"""The time limit for compiling. A timer of the kernel then ends the worker."""
 
 
 class CompilerSetup(msgspec.Struct, frozen=True):
-    """The first message to the fork server. The answer is a `State`, whose `error` names any fault of it."""
+    """The first message to the fork server. The reply is a `State`; `error` is empty unless the server cannot serve."""
 
     files: dict[str, bytes]
-    """The paths of the model's text files by name, as bytes of the file system."""
+    """The name of each text file of the model -> its path, in the bytes of the file system."""
     merge_eos: bool
-    """The argument of `open_tokenizer`."""
+    """The argument of `open_tokenizer` with this name."""
     vocab_size: int
     """The number of tokens in the model's vocabulary; 0 if unknown."""
 
 
 class Compile(msgspec.Struct, frozen=True):
-    """The first message to a worker. The answer is the `State` at the beginning of an answer."""
+    """The first message to a worker. The reply is the `State` at the beginning of an answer."""
 
     format: bytes
     """A `Format` as JSON."""
     memory_bytes: int
-    """The limit on the memory that the worker may allocate from here on."""
+    """The most memory that the worker may allocate after this message."""
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Tokens with which an answer continues. The reply is a `State`."""
+    """A message to a worker: tokens with which the answer continues. The reply is a `State`."""
 
     tokens: list[int]
     restart: bool = False
-    """True if `tokens` follow the beginning of the answer, not its current position."""
+    """True if the answer starts again: `tokens` are its first tokens."""
     tries: bool = False
-    """True if the answer stays at its current position. The state then has `tried`."""
+    """True if the tokens are only tried: the answer stays at its current position, and the reply has `tried`."""
 
 
 class State(msgspec.Struct, frozen=True):
     """The position of an answer in its grammar."""
 
     forced: list[int] = []
-    """Tokens about which the grammar leaves no choice. All other fields describe the position after them."""
+    """The next tokens, about which the grammar leaves no choice. The other fields describe the position after them."""
     mask: bytes = b""
-    """One bit per token, set if the token may come next or may end the answer; empty if complete."""
+    """One bit for each token, set if the token may come next or may end the answer. Empty if `complete`."""
     complete: bool = False
-    """True if nothing more may come."""
+    """True if no further token may come."""
     error: str = ""
-    """The reason why the answer cannot go on, or why there is no grammar."""
+    """The reason why the answer cannot continue, or why the format did not compile; empty if there is none."""
     left_out: str = ""
-    """At the beginning of an answer: why parts of schemas were left out; empty if everything is enforced."""
+    """In the first state of an answer: the first part of the format that is not enforced, and why; else empty."""
     tried: list[bytes | int] | None = None
-    """The mask, or the one token, that may come after each tried token, up to the first after which nothing may come.
-    All fields above are empty then; None if nothing was tried."""
+    """For each tried token, the mask of the tokens that may come after it, or the one forced token. The list ends at
+    the first token after which no token may come. The fields above are then empty. None if no tokens were tried."""
     seconds: float = 0.0
-    """The processor time of this step."""
+    """The processor time that the worker needed for this state."""
     nbytes: int = 0
-    """The memory that the worker has allocated so far."""
+    """The number of bytes that the worker has allocated up to now."""
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
-    """Returns the message with its length in front."""
+    """Returns the bytes to send: the length of the message, then the message."""
     return framed(msgspec.msgpack.encode(message))

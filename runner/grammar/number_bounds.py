@@ -1,5 +1,5 @@
-"""Bounds the lengths of numbers, which llguidance cannot do, by a second grammar: that of the format, with any JSON in
-place of each schema. An answer must satisfy both."""
+"""Bounds the lengths of numbers by a second grammar, since llguidance itself cannot bound them. That grammar is the
+format with any JSON, but no long number, in place of each schema. An answer must satisfy both grammars."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ STRING: /"(\\\\.|[^"\\\\])*"/
 NUMBER: /(-9223372036854775808|-?(WHOLE))(\\.[0-9]{1,PLACES}[1-9]?)?([eE](\\+?EXPONENT|-[0-9]{1,3}))?/
 """
 LONG_NUMBER = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}")
-"""A part of every number that is too long."""
+"""Matches a part of every number that is too long."""
 NUMBER_END = re.compile(rb"[0-9](?:\.|[eE][+-]?)?\Z")
-"""The end of a text after which a token may make a number too long, if no token is a long number by itself."""
+"""Matches a text after which a token may make a number too long, unless LONG_NUMBER matches the token itself."""
 MOST_NUMBER_END = len("0e+")
 ANY_END = re.compile(rb"\Z")
 _PLACES = 20
-"""The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. The last of so long a fraction is not
-0: a number that must exceed a bound might then need another digit."""
+"""The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. A fraction of this length must not
+end in 0: a number that must be greater than a bound might then need another digit."""
 _EXPONENT = "([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9])"
-"""Up to 279: an int64 with it is a finite float64."""
+"""An exponent of at most 279: every int64 with such an exponent is a finite float64."""
 _LARGEST = str(2**63 - 1)
 _INT64 = "|".join(
     ["0", f"[1-9][0-9]{{0,{len(_LARGEST) - 2}}}", _LARGEST]
@@ -41,8 +41,8 @@ _INT64 = "|".join(
 
 
 def bounds_text(root: Format, special: Mapping[str, int]) -> str:
-    """Returns a grammar that allows all that `root` does, and any JSON for its schemas, but no long number: whole parts
-    fit an int64, or are as long as the longest number in the schemas. Returns "" if `root` has no schema."""
+    """Returns a grammar that allows any JSON for each schema of `root`, but no long number. Whole parts of numbers fit
+    an int64, or are as long as the longest number in the schemas. Returns "" if `root` has no schema."""
     found = [msgspec.json.decode(schema.json_schema) for schema in schemas(root)]
     if isinstance(root, Lark) or not found:
         return ""
@@ -67,34 +67,34 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 
 class NumberBounds:
-    """Follows an answer beside its grammar, and keeps its numbers short."""
+    """Follows an answer through the second grammar, and removes tokens that make numbers too long from masks."""
 
     def __init__(self, matcher: LLMatcher, spell: Callable[[int], bytes], where: re.Pattern[bytes]) -> None:
-        """Takes over `matcher`, which allows all but long numbers and is at its beginning. Computes masks only after
-        texts that end as in `where`, since such a mask takes as long as one of the grammar."""
+        """Takes over `matcher`, which is at the beginning of the second grammar. `spell` returns the bytes of a token.
+        Masks are narrowed only after texts that match `where`, since that is slow."""
         self._matcher = matcher
         self._spell = spell
         self._where = where
         self._end = b""
 
     def copy(self) -> "NumberBounds":
-        """Returns bounds of its own at the same position."""
+        """Returns an independent copy at the same position."""
         copied = NumberBounds(self._matcher.deep_copy(), self._spell, self._where)
         copied._end = self._end
         return copied
 
     def reset(self) -> None:
-        """Returns to the beginning."""
+        """Moves back to the beginning of the answer."""
         self._matcher.reset()
         self._end = b""
 
     def consume(self, tokens: Sequence[int]) -> None:
-        """Advances by `tokens`."""
+        """Advances by `tokens` of the answer."""
         self._matcher.consume_tokens([*tokens])
         self._end = b"".join([self._end, *map(self._spell, tokens)])[-MOST_NUMBER_END:]
 
     def narrowed(self, mask: bytes) -> bytes:
-        """Returns the part of a mask that is within the bounds; all of it if the grammar demands a longer number."""
+        """Returns `mask` without the tokens that make a number too long; `mask` itself if no other token is left."""
         if not self._where.search(self._end) or self._matcher.is_error():
             return mask
         both = int.from_bytes(mask, "little") & int.from_bytes(self._matcher.compute_bitmask(), "little")

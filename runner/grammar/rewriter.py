@@ -1,8 +1,8 @@
-"""Rewrites JSON schemas so that llguidance enforces more of them.
+"""Rewrites JSON schemas so that llguidance enforces more of their keywords.
 
-Some keywords that llguidance does not know can be expressed by others that it knows. Answers then still satisfy the
-schema, though some values that satisfy it can no longer be written: the bounds are below. Schemas grow by a bounded
-number of bytes.
+Some keywords that llguidance does not know can be expressed by keywords that it knows. An answer to the rewritten
+schema always satisfies the original schema, but some values that satisfy the original become impossible; the constants
+below bound this. A schema grows by a bounded number of bytes.
 """
 
 import json
@@ -19,22 +19,22 @@ from runner.grammar.explain_error import fault, is_unsupported
 from runner.grammar.format_to_lark import OPTIONS_KEY
 
 _MOST_UNIQUE = 5
-"""The most values of an array's items. Five make 326 arrays of different items; six make 1,957, which take 0.3 s."""
+"""The most values of items in a `uniqueItems` array. Five make 326 arrays of different items; six 1,957, in 0.3 s."""
 _MOST_PLACES = 8
-"""The first items of an array, which have to include the items that it must contain."""
+"""The items that `contains` requires must be among this number of first items of an array."""
 _MOST_VALUES = 128
 _MOST_GROWTH_BYTES = 256 << 10
 _LARGEST = 9 * 10**17
 _LARGEST_INTEGER = 92 * 10**17
-"""llguidance refuses larger bounds."""
+"""The largest bounds of numbers and of integers that llguidance accepts."""
 _MOST_STEPS = 3600
-"""The largest `multipleOf`, without its decimal point, that llguidance can combine with bounds."""
+"""The largest `multipleOf` that llguidance can combine with bounds, read as an integer without its decimal point."""
 _OF_FORMAT = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
     "double-int": (1 - 2**53, 2**53 - 1),
 }
-"""OpenAPI's formats of bounded integers -> their bounds."""
+"""OpenAPI's name of a format of integers -> the bounds of these integers."""
 _COUNTS = [f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Contains", "Properties")]
 _NOTES = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"))
 """Keywords that do not restrict a value."""
@@ -47,11 +47,11 @@ _LIMITED = (
     ("minProperties", "maxProperties"),
     ("patternProperties", "additionalProperties"),
 )
-"""Keywords that llguidance knows and cannot always enforce, in the groups that it checks together."""
+"""Keywords that llguidance knows but cannot always enforce. The keywords of a group are checked together."""
 
 
 def rewritten(wanted: Format) -> Format:
-    """Returns the format with its schemas rewritten. Objects are closed in schemas without options for llguidance."""
+    """Returns the format with its schemas rewritten. Schemas without options for llguidance also get closed objects."""
 
     def rewrite(schema: Schema) -> None:
         if OPTIONS_KEY not in schema:
@@ -62,7 +62,7 @@ def rewritten(wanted: Format) -> Format:
 
 
 def pruned(wanted: Format) -> Format:
-    """Returns the format without the keywords that llguidance knows and cannot enforce, unless a schema is strict."""
+    """Returns the format without the keywords of `_LIMITED` that cannot be enforced. Strict schemas keep theirs."""
 
     def prune(root: Schema) -> None:
         if is_strict(root):
@@ -76,13 +76,13 @@ def pruned(wanted: Format) -> Format:
 
 
 def is_strict(root: Schema) -> bool:
-    """Returns True if nothing may be left out of the schema."""
+    """Returns True if the schema's options for llguidance forbid leaving out parts."""
     options = root.get(OPTIONS_KEY)
     return isinstance(options, dict) and options.get("lenient") is False
 
 
 def with_changed_schemas(wanted: Format, change: Callable[[Schema], None]) -> Format:
-    """Returns the format after `change` of each of its schemas in place."""
+    """Returns a copy of the format. `change` is called for each schema of the copy, and changes the schema in place."""
 
     def changed(text: bytes) -> bytes:
         schema = msgspec.json.decode(text)
@@ -132,7 +132,7 @@ class _Rewriter:
                 schema.pop(key, None)
 
     def _tame_numbers(self, schema: Schema) -> None:
-        """Writes counts as integers, and bounds so that llguidance can compute with them."""
+        """Writes counts as integers, and writes bounds of numbers so that llguidance can compute with them."""
         for key in _COUNTS:
             count = schema.get(key)
             if isinstance(count, float) and count.is_integer():
@@ -140,7 +140,7 @@ class _Rewriter:
         largest = _LARGEST_INTEGER if schema.get("type") == "integer" else _LARGEST
         limits = [_OF_FORMAT[form]] if (form := str(schema.get("format"))) in _OF_FORMAT else []
         if _has_few_steps(schema.get("multipleOf")) and not {"enum", "const"} & schema.keys():
-            limits.append((-largest, largest))  # a multiple may need more digits than are left, and has no exponent
+            limits.append((-largest, largest))  # a multiple may need more digits than a number may have
         for least, most in limits:
             low = max([least, *_bounds(schema, "minimum", "exclusiveMinimum")])
             high = min([most, *_bounds(schema, "maximum", "exclusiveMaximum")])
@@ -150,18 +150,18 @@ class _Rewriter:
         for key, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
             for bound in _bounds(schema, key):
                 if bound * sign >= sys.float_info.max:
-                    del schema[key]  # every number is within
+                    del schema[key]  # every number is within this bound
                 elif bound * sign > largest:
                     schema[key] = largest * sign
 
     def _spell_out_nothing(self, schema: Schema) -> None:
-        """Writes a schema that no value satisfies in a form that llguidance knows."""
+        """Rewrites `"not": {}`, which no value satisfies, in a form that llguidance knows."""
         if schema.get("not") in ({}, True):
             del schema["not"]
             schema["allOf"] = [False]
 
     def _spell_out_sets(self, schema: Schema) -> None:
-        """Lists the arrays of different items if the items have few values."""
+        """Replaces `uniqueItems` by a list of all possible arrays if the items have few values."""
         known = {"type", "items", "uniqueItems", "minItems", "maxItems", *_NOTES}
         if schema.get("uniqueItems") is not True or schema.get("type") != "array" or schema.keys() - known:
             return
@@ -176,7 +176,7 @@ class _Rewriter:
                 schema["enum"] = arrays
 
     def _place_contained(self, schema: Schema) -> None:
-        """Lists the places that the items which an array must contain may have among its first items."""
+        """Replaces `contains` by a list of the places, among the first items, that the required items may have."""
         least = schema.get("minContains", 1)
         if "contains" not in schema or not isinstance(least, int) or not 0 < least <= _MOST_PLACES:
             return
@@ -193,7 +193,7 @@ class _Rewriter:
             del schema["contains"]
 
     def _list_names(self, schema: Schema) -> None:
-        """Replaces the condition on names of properties by a list of names, or by a pattern."""
+        """Replaces `propertyNames` by a list of properties, or by a pattern for their names."""
         names = resolved(schema.get("propertyNames", True), self._root)
         if names is True or (isinstance(names, dict) and _is_any_text(names)):
             schema.pop("propertyNames", None)
@@ -213,7 +213,7 @@ class _Rewriter:
         del schema["propertyNames"]
 
     def _fits(self, part: object, times: int) -> bool:
-        """Returns True if the schema may grow by `times` copies of `part`."""
+        """Returns True if the schema may grow by `times` copies of `part`, and then counts their bytes."""
         nbytes = len(json.dumps(part)) * times
         if nbytes > self._room_bytes:
             return False
@@ -222,7 +222,7 @@ class _Rewriter:
 
 
 def _bounds(schema: Schema, *keys: str) -> list[float]:
-    """Returns the values of these keywords, without the Booleans that draft 4 has for some."""
+    """Returns the numbers that these keywords have. Booleans, which draft 4 allows for some, are left out."""
     found = [schema.get(key) for key in keys]
     return [bound for bound in found if isinstance(bound, int | float) and not isinstance(bound, bool)]
 
@@ -238,7 +238,7 @@ def _is_any_text(schema: Schema) -> bool:
 
 
 def _values(schema: object) -> list[object]:
-    """Returns the values that satisfy `schema`, each once; empty unless it lists values of one simple type."""
+    """Returns all values that satisfy `schema`, each once; empty unless `schema` lists values of one simple type."""
     if not isinstance(schema, dict) or schema.keys() - {"enum", "const", "type", *_NOTES}:
         return []
     kind = schema.get("type")
@@ -252,7 +252,7 @@ def _values(schema: object) -> list[object]:
 
 
 def _pattern(schema: object) -> str:
-    """Returns a pattern for the texts that satisfy `schema`; empty if there is none."""
+    """Returns a regular expression for the texts that satisfy `schema`; "" if this function cannot write one."""
     if not isinstance(schema, dict) or schema.get("type", "string") != "string":
         return ""
     rest = schema.keys() - {"type", *_NOTES}

@@ -1,4 +1,4 @@
-"""The tokenizer in the form that llguidance needs: the bytes of every token, the special tokens, and `encode`."""
+"""Makes llguidance's vocabulary from a tokenizer: the bytes of all tokens, the special tokens, the encoding."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -7,27 +7,27 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from runner.tokenizer import Tokenizer
 
-_MOST_BYTES = 1000  # the longest token; llguidance allows 24 more, and grammars have no use for longer ones
+_MOST_BYTES = 1000  # of a token. llguidance allows 24 more; grammars need no longer tokens
 _END = b"<end>"
 _BEFORE = "\n"  # some tokenizers put a space before a text, which is wrong in the middle of an answer
 
 
 def special_tokens(tokenizer: Tokenizer, size: int) -> dict[str, int]:
-    """Returns the ids of the special tokens by their text, without those that end an answer."""
+    """Maps the text of each special token that does not end an answer to its id. Ids are less than `size`."""
     return {tokenizer.token_text(token): token for token in sorted(tokenizer.special - tokenizer.eos) if token < size}
 
 
 def make_vocabulary(tokenizer: Tokenizer, size: int) -> LLTokenizer:
-    """Returns the first `size` tokens of `tokenizer` as a vocabulary. Takes a second for 100,000 tokens.
+    """Returns a vocabulary of the first `size` tokens of `tokenizer`. Takes a second for 100,000 tokens.
 
-    A model without an end token gets one that it cannot draw; its answers end where their grammar does.
+    A model without a token that ends answers gets one that it cannot draw: an answer ends where its grammar does.
     """
     view = _TokenizerView(tokenizer, size)
     return LLTokenizer(TokenizerWrapper(view), n_vocab=len(view.tokens), eos_token=view.ends)
 
 
 class _TokenizerView:
-    """The tokenizer interface that llguidance calls. Nothing here may raise: that would be a panic in Rust."""
+    """The tokenizer as llguidance calls it. Its methods must not raise: an error would be a panic in Rust."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._tokenizer = tokenizer
@@ -43,7 +43,7 @@ class _TokenizerView:
         self._special = frozenset(self.special_token_ids)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Returns the tokens of a text in the middle of an answer."""
+        """Returns the tokens of a text that stands in the middle of an answer."""
         whole = text.decode(errors="replace")
         for before in ("", _BEFORE):
             ids = self._tokenizer.encode(before + whole)
@@ -53,7 +53,7 @@ class _TokenizerView:
         return [*self._longest(text)]
 
     def _longest(self, text: bytes) -> Iterator[int]:
-        """Yields the longest token at each position and skips bytes that no token spells."""
+        """Yields the longest token that matches at each position. Skips bytes with which no token begins."""
         at = 0
         while at < len(text):
             ends = range(min(len(text), at + self._most_bytes), at, -1)

@@ -1,4 +1,4 @@
-"""Structured output as part of an engine, and the report of `mlx-runner check --format`."""
+"""The wing for structured output, and the report of `mlx-runner check --format`."""
 
 import asyncio
 import sys
@@ -15,15 +15,15 @@ from runner.grammar.worker_pool import WorkerPool, pool_for
 from runner.settings import CheckSettings
 
 _GRAMMAR_BYTES = 4 << 20
-"""The memory for the grammar of one answer. Only large schemas take more."""
+"""The memory that is planned for the grammar of one answer. Only large schemas take more."""
 
 
 class FormatFacts(Facts, frozen=True, kw_only=True):
-    """The treatment of a request with the format."""
+    """The report on a format: the treatment of a request with that format."""
 
     enforced: Literal["whole", "in part", "not at all"]
     why: str | None = None
-    """The first part that is left out, as the log names it, or the message with which the request is refused."""
+    """The first part of the format that is left out, as the log names it, or the message of the refusal."""
 
     @property
     def is_fault(self) -> bool:
@@ -31,14 +31,14 @@ class FormatFacts(Facts, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The line of the report."""
+        """The line of the report, as text."""
         what = {"whole": "enforced", "in part": "enforced in part, without this", "not at all": "refused"}
         return what[self.enforced] + (f": {self.why}" if self.why else "")
 
 
 def format_facts(path: Path, found: Examined) -> FormatFacts:
-    """Compiles the format in this file, or from standard input if its name is `-`, in a worker with the limits that it
-    has while serving. Raises RunnerError if the file cannot be read."""
+    """Compiles the format in the file `path`, or in standard input if `path` is `-`. The worker has the same limits as
+    while serving. Raises RunnerError if the file cannot be read."""
     try:
         text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
@@ -63,18 +63,18 @@ async def _left_out(wanted: Format, workers: WorkerPool) -> str:
 
 
 class GrammarWing(Wing):
-    """Structured output. Processes start with the first format."""
+    """The wing for structured output. Its processes start when the first format arrives."""
 
     name = "grammar"
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
-        """Compiles the format that `--format` names."""
+        """Compiles the format of the file that `--format` names, and returns the report."""
         if settings.format is None or found is None:
             return {}
         return {"format": format_facts(settings.format, found)}
 
     def plug(self, parts: Parts) -> None:
-        """Makes the pool of workers, whose memory is a share of what the model leaves."""
+        """Makes the pool of workers. The pool's memory is a share of the memory that the model leaves free."""
         workers = pool_for(parts.model, parts.tokenizer, parts.settings.parallel, parts.free_bytes)
         parts.formats = workers
         if parts.shares_memory:

@@ -1,4 +1,4 @@
-"""The runner's side of its grammar processes: the fork server, its workers, and the grammars that they compile."""
+"""The runner's side of the grammar processes: the fork server, the workers, and the grammars that workers compile."""
 
 import asyncio
 import select
@@ -19,16 +19,16 @@ from runner.sizes import sized
 
 _BUFFER_BYTES = 1 << 20
 _START_S = 60
-"""The time that the process has to read the tokenizer: many times what a busy machine takes for the largest."""
+"""The time limit for the process to read the tokenizer: many times what a busy machine needs for the largest one."""
 _RECEIVE_BYTES = 1 << 16
 
 
 class ForkServer(NamedTuple):
-    """The process that forks workers on request. It ends when its connection is closed."""
+    """The process that forks workers on request. The process ends when the connection to it is closed."""
 
     child: ChildProcess | None = None
     fault: str = ""
-    """The reason why there is no process; empty if there is one."""
+    """The reason why the process could not start; empty if it started."""
 
     @property
     def alive(self) -> bool:
@@ -36,13 +36,13 @@ class ForkServer(NamedTuple):
         return self.child is not None and self.child.process.poll() is None
 
     def fork(self, number: int, channel: socket.socket) -> None:
-        """Forks a worker that serves `channel`. Does nothing if the process is gone."""
+        """Asks the process to fork worker `number`, which serves `channel`. Does nothing if the process is gone."""
         if self.child is not None:
             with suppress(OSError):
                 socket.send_fds(self.child.connection, [ORDER.pack(FORK, number)], [channel.fileno()])
 
     def order(self, action: bytes, number: int) -> None:
-        """Has a worker killed (KILL), or its priority lowered (SLOW), if it is still running."""
+        """Asks the process to kill worker `number` (KILL), or to lower its priority (SLOW), unless it has ended."""
         if self.child is not None:
             with suppress(OSError):
                 self.child.connection.send(ORDER.pack(action, number))
@@ -54,7 +54,7 @@ class ForkServer(NamedTuple):
 
 
 async def start_fork_server(setup: CompilerSetup) -> ForkServer:
-    """Starts the process and waits until it has read the tokenizer, which takes as long as in the runner itself."""
+    """Starts the process and waits until it has read the tokenizer, which takes as long as in the runner."""
     try:
         child = ChildProcess("runner.grammar.worker_process")
     except OSError as error:
@@ -86,7 +86,7 @@ async def _first_state(connection: socket.socket) -> State:
 class Worker:
     """A process that compiles one format and follows one answer at a time through it.
 
-    Owner: the event loop until the first state has come, then the thread that follows the grammar, until `close`.
+    Owner: the event loop until the first state has come; then, until `close`, the thread that follows the grammar.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Worker:
         memory_bytes: int,
         give_back: Callable[["Worker"], object],
     ) -> None:
-        """`key` is the format as JSON. `close` calls `give_back`, in the thread that calls `close`."""
+        """`key` is the format as JSON. `close` calls `give_back` with this worker, in the thread that calls `close`."""
         self.key = key
         self.number = number
         self.fork_server = fork_server
@@ -108,9 +108,9 @@ class Worker:
         self.awaited = 0
         """The number of states in flight."""
         self.broken = False
-        """True if the worker must not be used again."""
+        """True if the worker must not be used for another answer."""
         self.killed_s: float | None = None
-        """The time at which it was killed for not answering; None if it was not."""
+        """The time at which the worker was killed because it did not answer; None for all other workers."""
         self.channel, self.other_end = socket.socketpair()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.channel.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -121,7 +121,7 @@ class Worker:
         self._poll.register(self.channel, select.POLLIN)
 
     def send(self, step: Follow) -> None:
-        """Starts to compute the state after this step. Raises RequestError if the process is gone."""
+        """Starts to compute the state after `step`. Raises RequestError if the process is gone."""
         message = encode_message(step)
         try:
             sent = self.channel.send(message)
@@ -133,7 +133,7 @@ class Worker:
         self.awaited += 1
 
     def receive(self, patience_s: float) -> State | None:
-        """Returns the next state, or None if it takes longer than `patience_s`. Raises RequestError if the process is
+        """Returns the next state, or None if that takes longer than `patience_s`. Raises RequestError if the process is
         gone or its message is unreadable."""
         until_s = monotonic() + patience_s
         while (state := self.next_state()) is None:
@@ -148,7 +148,7 @@ class Worker:
         return state
 
     def feed(self, data: bytes) -> None:
-        """Adds bytes received from the process. Raises RequestError if `data` is empty: the process has ended."""
+        """Adds bytes from the process. Raises RequestError if `data` is empty: the process has ended."""
         try:
             self._inbox.feed(data)
         except EOFError:
@@ -156,7 +156,7 @@ class Worker:
             raise RequestError(self.death) from None
 
     def next_state(self) -> State | None:
-        """Returns the next state, or None until all of it has come. Raises RequestError for an unreadable message."""
+        """Returns the next state; None while it is incomplete. Raises RequestError for an unreadable message."""
         if (message := self._inbox.next_message()) is None:
             return None
         try:
@@ -175,16 +175,16 @@ class Worker:
         return f"it takes more than {sized(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
 
     def close(self) -> None:
-        """Ends the answer and gives the worker back for another one."""
+        """Ends the answer, and gives the worker back to the pool for another answer."""
         self._give_back(self)
 
 
 class WorkerGrammar:
-    """A format compiled by a worker, which waits at the beginning of an answer. On replay there is no worker."""
+    """A compiled format: a worker that waits at the beginning of an answer, or no worker on replay."""
 
     def __init__(self, worker: Worker | None, beginning: State, size: int) -> None:
         """`size` is the number of tokens in the vocabulary."""
-        self._unused = [worker] if worker else []  # popping it is atomic: `guide` and `release` may race
+        self._unused = [worker] if worker else []  # only one of `guide` and `release`, in two threads, pops the worker
         self._beginning = beginning
         self._size = size
 
@@ -197,6 +197,6 @@ class WorkerGrammar:
         return None
 
     def release(self) -> None:
-        """Gives the worker back without an answer. Does nothing after `guide`."""
+        """Gives the worker back to the pool unused. Does nothing after `guide`."""
         with suppress(IndexError):
             self._unused.pop().close()

@@ -1,4 +1,4 @@
-"""Schedules the worker processes: how many run at once, and which are kept for the next request."""
+"""Starts and ends worker processes, and keeps some of them for later requests."""
 
 import asyncio
 import os
@@ -23,15 +23,15 @@ log = Log(__name__)
 
 _UNDISTURBED_S = 0.25
 _SILENT_S = 3 * COMPILE_S
-"""The longest wait for a process: the kernel, or a busy machine, would have ended it or let it begin long before."""
+"""The longest wait for a worker. Even on a busy machine, the kernel's timer should have ended it long before."""
 _KILL_S = 1.0
-"""The time that the fork server has to kill a worker. If it does not, it is ended."""
-_MORE_THAN_RUN = 4  # formats that may wait before compiling is cut short
+"""The time limit for the fork server to kill a worker. After it, the fork server itself is ended."""
+_MORE_THAN_RUN = 4  # formats that may wait, beyond the answers that run, before compiling is cut short
 _MOST_KEPT = 8
 _MOST_KEPT_BYTES = 64 << 20
-_KEPT_SHARE = 32  # all workers that no answer uses get 1/32 of the memory that the model leaves
+_KEPT_SHARE = 32  # together, the workers that no answer uses get 1/32 of the memory that the model leaves
 _LEAST_WORKER_BYTES, _WORKER_BYTES = 32 << 20, 128 << 20
-_WORKER_SHARE = 8  # one worker gets 1/8 of it
+_WORKER_SHARE = 8  # one worker gets 1/8 of the memory that the model leaves
 _RECEIVE_BYTES = 1 << 20
 _SILENT = "Format: the process that compiles it has ended, or does not answer; send the request again"
 
@@ -39,50 +39,50 @@ _SILENT = "Format: the process that compiles it has ended, or does not answer; s
 class WorkerPool:
     """Compiles formats in processes that can be killed.
 
-    Every answer that follows a grammar, and every format being compiled, has a worker of its own. Compiling may take
-    5 s, but only a quarter of a second while many more requests with formats wait than can run. After its answer, a
-    worker is kept for the same format while there is room. Owner: the event loop, except for `nbytes`, `end_kept` and
-    the grammars that it hands out.
+    Each answer that follows a grammar, and each format that is being compiled, has its own worker. Compiling may take 5
+    s, or a quarter of a second while too many requests with formats wait. After its answer, a worker is kept for
+    further requests with the same format while there is room. Owner: the event loop, except for `nbytes`, `end_kept`
+    and the grammars that the pool returns.
     """
 
     def __init__(self, setup: CompilerSetup, size: int, running: int, clock: Callable[[], float] = monotonic) -> None:
-        """`size` is the number of tokens in the vocabulary; at most `running` answers are computed at once. `clock` is
-        in seconds."""
+        """`size` is the number of tokens in the vocabulary. At most `running` answers are computed at the same time.
+        `clock` returns seconds."""
         self.worker_bytes = _WORKER_BYTES
         """The limit on the memory of each worker."""
         self.most_kept_bytes = _MOST_KEPT_BYTES
-        """The limit on the memory of all workers that are kept."""
+        """The limit on the memory of all kept workers together."""
         self._setup = setup
         self._size = size
         self._clock = clock
         self._most = running + _MORE_THAN_RUN
         self._waiting: set[Future[Grammar]] = set()
         self._numbers = count(1)
-        self._compiling: dict[Worker, float] = {}  # start times, oldest first
+        self._compiling: dict[Worker, float] = {}  # worker -> the time at which it began to compile, oldest first
         self._busy: set[Worker] = set()
-        self._kept: list[Worker] = []  # most recently used last
+        self._kept: list[Worker] = []  # workers for later requests, the most recently used last
         self._fork_server: asyncio.Task[ForkServer] | None = None
 
     @property
     def nbytes(self) -> int:
-        """The memory of all workers, as they last reported it. Any thread may read it."""
+        """The memory of all workers, by their last reports. Any thread may read this property."""
         return sum(worker.nbytes for worker in [*self._busy, *self._kept])
 
     def end_kept(self) -> None:
-        """Ends the workers that no answer uses. They leave `nbytes` at once. Any thread may call it."""
+        """Ends the workers that no answer uses, and leaves them out of `nbytes` immediately. Any thread may call it."""
         while self._kept:
-            with suppress(IndexError):  # the event loop has taken the last one
+            with suppress(IndexError):  # the event loop has just taken the last kept worker
                 self._loop.call_soon_threadsafe(self._end, self._kept.pop())
 
     def expect(self) -> Future[Grammar]:
-        """Returns the future grammar of a waiting request, for `compile`. Cancel it if the request ends before that."""
+        """Returns a future for a waiting request, to pass to `compile`. Cancel it if the request ends before that."""
         grammar: Future[Grammar] = Future()
         self._waiting.add(grammar)
         grammar.add_done_callback(self._waiting.discard)
         return grammar
 
     def compile(self, wanted: Format, grammar: Future[Grammar]) -> None:
-        """Starts to compile. Cancelling the future stops it; the future raises RequestError for an invalid format."""
+        """Starts to compile. Cancelling the future stops that. The future raises RequestError for an invalid format."""
         self._waiting.discard(grammar)
         self._loop = loop = asyncio.get_running_loop()
         task = loop.create_task(self._compile(msgspec.json.encode(wanted), grammar))
@@ -94,7 +94,7 @@ class WorkerPool:
         grammar.add_done_callback(end)
 
     def replayed(self, vocab_size: int) -> Grammar:
-        """Returns a grammar without a worker."""
+        """Returns a grammar without a worker, for a tape that plays back."""
         return WorkerGrammar(None, State(), vocab_size)
 
     async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
@@ -115,8 +115,8 @@ class WorkerPool:
             ready.release()
 
     async def compiled(self, key: bytes) -> tuple[Worker, State]:
-        """Returns a worker that has compiled the format, and the state at the beginning of an answer. `key` is the
-        format as JSON. Raises RequestError for an invalid format."""
+        """Returns a worker that has compiled the format `key` (as JSON), and the state at the beginning of an answer.
+        Raises RequestError for an invalid format."""
         if (worker := self._take_kept(key)) is not None:
             with suppress(RequestError):  # the process may have ended
                 return worker, await self._beginning(worker)
@@ -125,13 +125,13 @@ class WorkerPool:
 
     def _take_kept(self, key: bytes) -> Worker | None:
         for worker in [worker for worker in self._kept if worker.key == key]:
-            with suppress(ValueError):  # `end_kept` has just taken it
+            with suppress(ValueError):  # `end_kept` has just taken this worker
                 self._kept.remove(worker)
                 return worker
         return None
 
     async def _beginning(self, worker: Worker, order: bytes = b"") -> State:
-        """Sends `order` and returns the next state, the beginning of an answer. Ends the worker if anything fails."""
+        """Sends `order` and returns the next state, the beginning of an answer. Ends the worker if this fails."""
         self._busy.add(worker)
         self._compiling[worker] = self._clock()
         receiving = asyncio.ensure_future(self._receive(worker, order))
@@ -164,15 +164,15 @@ class WorkerPool:
         return state
 
     def _make_way(self, worker: Worker) -> None:
-        """Lowers the priority of a worker that is slow to compile. Raises RequestError if too many requests wait and
-        this one has been compiling the longest."""
+        """Lowers the priority of a worker that compiles slowly. Raises RequestError if too many requests wait and this
+        worker has been compiling for the longest time."""
         worker.fork_server.order(SLOW, worker.number)
         crowded = len(self._waiting) + len(self._busy) > self._most
         if crowded and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it took {_UNDISTURBED_S} s while others wait: make it simpler")
 
     def _end_silent(self, worker: Worker) -> None:
-        """Ends a worker far beyond its time limit. If that fails, ends the fork server and raises RequestError."""
+        """Kills a worker far beyond its time limit. If that fails, ends the fork server and raises RequestError."""
         now_s = self._clock()
         if worker.killed_s is None:
             if now_s - self._compiling[worker] >= _SILENT_S:
@@ -185,7 +185,7 @@ class WorkerPool:
             raise RequestError(_SILENT, 503)
 
     async def _fork(self, key: bytes) -> Worker:
-        """Returns a new worker, which waits for its order. Raises RequestError if there can be none."""
+        """Returns a new worker that waits for a `Compile`. Raises RequestError if no worker can start."""
         loop = asyncio.get_running_loop()
         if self._fork_server is None or (self._fork_server.done() and not self._fork_server.result().alive):
             if self._fork_server is not None:
@@ -196,7 +196,7 @@ class WorkerPool:
             raise RequestError(fork_server.fault)
 
         def give_back(worker: Worker) -> None:
-            self._busy.discard(worker)  # at once: the next answer may need the memory
+            self._busy.discard(worker)  # in this thread, not later: the next answer may need the memory
             loop.call_soon_threadsafe(self._take_back, worker)
 
         try:
@@ -209,7 +209,7 @@ class WorkerPool:
         return worker
 
     def _take_back(self, worker: Worker) -> None:
-        """Restarts a worker whose answer has ended and keeps it; ends it if it cannot be used again."""
+        """Moves a worker whose answer has ended back to the beginning and keeps it; ends it if that is impossible."""
         if worker.awaited or worker.broken or worker.nbytes > self.most_kept_bytes:
             self._end(worker)
             return
@@ -220,7 +220,7 @@ class WorkerPool:
             return
         self._kept.append(worker)
         while len(kept := [*self._kept]) > _MOST_KEPT or sum(each.nbytes for each in kept) > self.most_kept_bytes:
-            with suppress(IndexError):  # `end_kept` has taken them
+            with suppress(IndexError):  # `end_kept` has just taken all kept workers
                 self._end(self._kept.pop(0))
 
     def _end(self, worker: Worker) -> None:
@@ -229,7 +229,7 @@ class WorkerPool:
         worker.fork_server.order(KILL, worker.number)
 
     async def close(self) -> None:
-        """Ends all processes, none of which may be compiling. A runner need not call it: they end when it does."""
+        """Ends all processes. None must be compiling. A runner need not call it: its own end ends them too."""
         for worker in [*self._busy, *self._kept]:
             self._end(worker)
         if self._fork_server is not None:
@@ -237,7 +237,7 @@ class WorkerPool:
 
 
 def pool_for(model: OpenedModel, tokenizer: Tokenizer, running: int, free_bytes: int) -> WorkerPool:
-    """Returns the pool for a model that leaves `free_bytes` of memory, with at most `running` answers at once."""
+    """Returns the pool for a model that leaves `free_bytes` of memory, and for at most `running` answers together."""
     files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
     setup = CompilerSetup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
     size = tokenizer.vocab_size

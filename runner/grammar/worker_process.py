@@ -1,7 +1,7 @@
-"""The fork server and its workers: the processes that compile and follow grammars, isolated from the runner.
+"""The program of the fork server and its workers: processes outside the runner that compile and follow grammars.
 
-llguidance has limits, but some formats hang it, exhaust memory or overflow its stack before they reach one. A process
-can be given a memory limit, and can be killed.
+llguidance has limits, but some formats hang it, exhaust memory or overflow its stack before they reach a limit. A
+process can have a memory limit, and can be killed.
 """
 
 import gc
@@ -28,13 +28,13 @@ from runner.process.child import Channel
 from runner.tokenizer import open_tokenizer
 
 Message = TypeVar("Message", bound=msgspec.Struct)
-_STEP_S = 10.0  # a safeguard if the runner is gone; otherwise the runner gives up earlier
-_NICENESS = 10  # of a slow worker, which must not slow down the engine
+_STEP_S = 10.0  # a safeguard for the case that the runner is gone; a running runner gives up earlier
+_NICENESS = 10  # for slow workers, so that they do not slow down the engine
 _SLOW_STEP_S = 0.05
 
 
 def serve(control: Channel) -> None:
-    """Forks workers for the runner at the other end of `control`, until the runner closes it."""
+    """Forks workers for the runner, which is at the other end of `control`, until the runner closes that connection."""
     compiler = _open(control)
     gc.collect()
     gc.freeze()
@@ -65,7 +65,7 @@ def serve(control: Channel) -> None:
 
 
 def _open(control: Channel) -> Compiler:
-    """Returns the compiler and reports that it is ready. Ends the process if the tokenizer cannot be read."""
+    """Returns the compiler after telling the runner that it is ready. Ends the process if there is no tokenizer."""
     try:
         setup = _receive(control, CompilerSetup)
         files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
@@ -74,7 +74,7 @@ def _open(control: Channel) -> Compiler:
         )
         compiler = Compiler(tokenizer, setup.vocab_size)
         with panics_as_errors():
-            compiler.bounds  # noqa: B018 - built before forking with the vocabulary, so that all workers share both
+            compiler.bounds  # noqa: B018 - made now, with the vocabulary, so that all workers share both
     except Exception as error:
         _send(control, State(error=f"Format: the model's tokenizer cannot be read again: {error}"))
         os._exit(1)
@@ -83,7 +83,7 @@ def _open(control: Channel) -> Compiler:
 
 
 def _reap(workers: dict[int, int]) -> None:
-    """Forgets workers that have ended: their process ids may be reused."""
+    """Removes ended workers from `workers`: other processes may get their process ids."""
     while workers:
         process, _ = os.waitpid(-1, os.WNOHANG)
         if not process:
@@ -93,13 +93,13 @@ def _reap(workers: dict[int, int]) -> None:
 
 
 def _run_worker(channel: Channel, compiler: Compiler) -> None:
-    """Compiles one format, then follows it until the runner closes the channel."""
+    """Compiles one format, then follows its grammar until the runner closes the channel."""
     gc.disable()
     memory = _Memory()
     matcher: GrammarMatcher | None = None
 
     def answer(limit_s: float, compute: Callable[[], State]) -> None:
-        signal.setitimer(signal.ITIMER_REAL, limit_s)  # its signal ends the process, wherever it is
+        signal.setitimer(signal.ITIMER_REAL, limit_s)  # after `limit_s`, its signal ends the process
         started_s = time.process_time()
         try:
             state = compute()
@@ -127,14 +127,14 @@ def _run_worker(channel: Channel, compiler: Compiler) -> None:
     while matcher is not None:
         step = _receive(channel, Follow)
         if step.tries and memory.nbytes > order.memory_bytes // 2:
-            answer(_STEP_S, lambda: State(tried=[]))  # a wrong draft must not use up the memory of the answer
+            answer(_STEP_S, lambda: State(tried=[]))  # drafts must not use up the memory that the answer needs
         else:
             answer(_STEP_S, partial(matcher.follow, step))
 
 
 class _Memory:
-    """The memory that a worker owns. It shares most of its 30 MB with the fork server, and with every process that has
-    opened the same libraries."""
+    """Measures and limits the memory that belongs to a worker alone. A worker has 30 MB, but shares most of them with
+    the fork server and with other processes that use the same libraries."""
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
@@ -142,25 +142,25 @@ class _Memory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes known to be its own. Until `look`, most bytes that were shared at the fork and written to since are
-        not known."""
+        """The bytes known to belong to this worker alone. Before `look`, most memory that was shared at the fork, and
+        that the worker has written to since, is not counted."""
         return self._anonymous_bytes() - self._before_bytes
 
     def look(self) -> None:
-        """Makes `nbytes` exact, which takes a third of a millisecond."""
+        """Measures the memory so that `nbytes` is exact. Takes a third of a millisecond."""
         if self._statm is not None:
             rolled_up = Path("/proc/self/smaps_rollup").read_text().splitlines()
             dirty = next(line for line in rolled_up if line.startswith("Private_Dirty:"))
             self._before_bytes = self._anonymous_bytes() - (int(dirty.split()[1]) << 10)
 
     def limit(self, more_bytes: int) -> None:
-        """Limits this process to `more_bytes` more than it has. macOS has no such limit."""
+        """Limits this process to `more_bytes` more than it has now. Does nothing on macOS, which has no such limit."""
         if self._statm is not None:
             most_bytes = self._pages()[0] * resource.getpagesize() + more_bytes
             resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
     def _anonymous_bytes(self) -> int:
-        """Returns the bytes that belong to no file; on macOS, which has no such count, the peak of all bytes."""
+        """Returns the bytes that belong to no file; on macOS, which does not count these, the most bytes ever used."""
         if self._statm is None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         _, resident, shared = self._pages()

@@ -1,13 +1,13 @@
-"""Ollama around this runner: the launcher that puts it in place of Ollama's own, and the hand-over back to that.
+"""Runs this runner inside Ollama: a launcher puts it in place of Ollama's own runner; a hand-over undoes that.
 
-`mlx-runner ollama serve` runs the launcher in a process that then becomes Ollama, and leaves only a process that cleans
-up. `HandOver` belongs to the serving process. Read in this order:
+`mlx-runner ollama serve` runs the launcher. Its process becomes Ollama, and leaves another one that cleans up at the
+end. Read in this order:
 
-    launcher.py     from the settings to a running Ollama, and the two ways to start it so that it finds the shim
-    plan.py         the programs to start, found and checked
-    directory.py    the private directory that Ollama is started from
-    shim.py         a script in it that Ollama takes for its own executable, and that picks the runner for each model
-    mlx_library.py  an empty MLX library in it, for hosts that refuse MLX models without one
-    hand_over.py    in the runner: Ollama's own runner takes over a model that is not served here
-    watcher.py      a program of its own: ends that runner after its host
+    launcher.py     starts Ollama by the settings, in one of two ways, so that Ollama finds the shim
+    plan.py         finds and checks the programs to start
+    directory.py    makes the private directory from which Ollama is started
+    shim.py         makes the script that Ollama takes for its own executable; it picks the runner for a model
+    mlx_library.py  makes an empty MLX library, for hosts that refuse MLX models without one
+    hand_over.py    in the runner: replaces this runner by Ollama's own, for a model that is not served here
+    watcher.py      a separate program: ends Ollama's own runner after the end of its host
 """

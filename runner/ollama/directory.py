@@ -1,11 +1,11 @@
-"""The private directory in which a host finds itself, and later the shim.
+"""Makes the private directory from which a host is started. The shim later replaces the host's executable in it.
 
-    serve-RANDOM/bin/NAME    Ollama's executable at first, the shim as soon as Ollama runs
-    serve-RANDOM/bin/...     on macOS, symbolic links to everything beside the executable
-    serve-RANDOM/lib/...     symbolic links to its libraries
+    serve-RANDOM/bin/NAME    first Ollama's executable; the shim as soon as Ollama runs
+    serve-RANDOM/bin/...     on macOS, symbolic links to all files beside the executable
+    serve-RANDOM/lib/...     symbolic links to Ollama's libraries
 
-Ollama and all that it starts inherit a lock on the directory. Once no process holds the lock, the directory is removed:
-by the process that waits for that, or by the next start. `systemd-tmpfiles` does not touch locked directories either.
+Ollama and all processes that it starts inherit a lock on the directory. When no process holds it any more, a process
+that waits for this, or the next start, removes the directory. `systemd-tmpfiles` spares locked directories.
 """
 
 import errno
@@ -30,7 +30,7 @@ PREFIX = "serve-"
 
 
 class PrivateDirectory(NamedTuple):
-    """A directory and the descriptor that holds its lock; `name` is the executable's."""
+    """A private directory. `name` is that of the executable; `lock` is the descriptor that holds the lock."""
 
     path: Path
     name: str
@@ -38,31 +38,31 @@ class PrivateDirectory(NamedTuple):
 
     @property
     def executable(self) -> Path:
-        """The path that a host takes for its own executable."""
+        """The path that the host takes for that of its own executable."""
         return self.path / "bin" / self.name
 
     def replace(self) -> None:
-        """Puts the shim in the place of `executable`."""
+        """Replaces `executable` by the shim."""
         (self.path / "shim").rename(self.executable)
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:
-    """Returns this project's folder in the user's cache, which may not exist."""
+    """Returns the path of this project's folder in the user's cache. The folder need not exist."""
     cache = environ.get("XDG_CACHE_HOME", "")
     if not cache.startswith("/"):
-        # Without a home directory the `~` stays, and the place is refused.
+        # If there is no home directory, the `~` stays, and `_own` refuses the place.
         cache = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")  # noqa: PTH111
     return Path(cache, NAME)
 
 
 def places(environ: Mapping[str, str]) -> list[Path]:
-    """Returns the places for private directories, best first: /tmp may be cleaned up while a server runs."""
+    """Returns the folders for private directories, best first. /tmp may be cleaned while a server runs."""
     temporary = [Path(place, f"{NAME}-{os.geteuid()}") for place in (tempfile.gettempdir(), "/var/tmp")]
     return [user_cache(environ), *temporary]
 
 
 def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:
-    """Makes, fills and locks a directory in the first of `places` that allows it. Raises LaunchError."""
+    """Makes, fills and locks a directory in the first of `places` that allows this. Raises LaunchError if none does."""
     reasons = []
     for place in places(environ):
         try:
@@ -84,7 +84,7 @@ def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:
 
 
 def lock(directory: Path, flags: int = 0) -> int:
-    """Returns a descriptor that holds the directory's lock. With LOCK_NB, raises BlockingIOError if another does."""
+    """Waits for the directory's lock and returns a descriptor with it. With LOCK_NB, BlockingIOError ends the wait."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
@@ -95,7 +95,7 @@ def lock(directory: Path, flags: int = 0) -> int:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Makes a hard link, which costs nothing, or a copy if the kernel or the file system refuses a link."""
+    """Makes a hard link, which takes no space, or a copy if the kernel or the file system refuses a link."""
     try:
         target.hardlink_to(source)
     except OSError:
@@ -104,8 +104,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _own(place: Path) -> Path:
-    """Makes `place` if it does not exist, and returns its path without symbolic links. Raises PermissionError if other
-    users could write there, or exchange it."""
+    """Makes the folder `place` if it does not exist, and returns its path without symbolic links. Raises
+    PermissionError if other users could write into the folder, or put another one in its place."""
     if not place.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "you have no home directory")
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,9 +121,9 @@ def _own(place: Path) -> Path:
 
 
 def _reason_to_distrust(above: os.stat_result) -> str:
-    """Returns the reason why users other than this one and root can exchange entries of a directory; "" if they cannot.
-    In a sticky directory such as /tmp only its owner can."""
-    # The owner of `/` is root, also in a container that has another number for it.
+    """Returns the reason why users other than this one and root can replace entries of the directory `above`; "" if
+    they cannot. In a sticky directory such as /tmp, users cannot replace entries of others."""
+    # The owner of `/` is root, even in a container in which root has another number.
     if above.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
         return "which belongs to another user"
     if above.st_mode & stat.S_ISVTX:
@@ -136,7 +136,7 @@ def _reason_to_distrust(above: os.stat_result) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """Returns True for a group whose only member is this user: many systems make one for each user."""
+    """Returns True for a group whose only member is this user. Many systems make such a group for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
@@ -145,8 +145,8 @@ def _is_own_group(number: int) -> bool:
 
 
 def _make(place: Path, name: str) -> PrivateDirectory:
-    """Makes and locks a new directory, and removes those whose lock no process holds."""
-    only = lock(place)  # no launcher removes a directory that another one has made and not locked yet
+    """Makes and locks a new directory in `place`, and removes old directories whose lock no process holds."""
+    only = lock(place)  # so no launcher removes a directory that another launcher has made but not locked yet
     try:
         for left in place.glob(f"{PREFIX}*"):
             _remove_left(left)
@@ -157,7 +157,7 @@ def _make(place: Path, name: str) -> PrivateDirectory:
 
 
 def _remove_left(directory: Path) -> None:
-    """Removes a directory that was left when its server and the process that waits for the end were killed."""
+    """Removes a directory that is still there because its server and the process that cleans up were both killed."""
     try:
         descriptor = lock(directory, fcntl.LOCK_NB)
     except OSError:
@@ -184,7 +184,7 @@ def _fill(directory: PrivateDirectory, plan: Plan, environ: Mapping[str, str]) -
 
 
 def _add_libraries(directory: PrivateDirectory, plan: Plan) -> None:
-    """Fills `../lib/ollama`, where all hosts on Linux look first, with their own libraries and an MLX library."""
+    """Fills `lib/ollama`, where hosts on Linux look first, with links to the host's libraries and an MLX library."""
     own = directory.path / "lib" / "ollama"
     own.mkdir(parents=True)
     if plan.libraries is not None:

@@ -1,7 +1,7 @@
-"""Hand-over: Ollama's own runner replaces this process, for a model that it serves better.
+"""Hand-over: replaces this process by Ollama's own runner, for a model that Ollama's runner serves better.
 
-This happens only under `mlx-runner ollama serve`. The decision needs only headers, and is made before any weight is
-read. The process is replaced, so that the host keeps the one child that it started.
+This happens only under `mlx-runner ollama serve`. The decision is made before any weight is read: it needs only the
+headers of files. The process id stays the same, so that the host still has the child that it started.
 """
 
 import ctypes
@@ -34,19 +34,19 @@ _PACKAGES = {
     "qwen3_5_moe": "qwen3_5",
     "qwen3_next": "qwen3_5",
 }
-"""mlx-lm module -> the package of Ollama's sources that runs the same architectures."""
+"""Name of an mlx-lm module -> the package of Ollama's sources that runs the same architectures."""
 _KINDS: dict[Kind, tuple[str, str, Collection[str]]] = {
     "pictures": ("vision", "vision_config", _PACKAGES.values()),
     "sound": ("audio", "audio_config", ("gemma4",)),
 }
-"""Kind of media -> its tensors (a key of UNNEEDED), its description in config.json, the packages that serve it."""
+"""Kind of media -> its tensors (a key of UNNEEDED), its key in config.json, the packages that serve it."""
 
 
 def ollama_media(model: OpenedModel, packages: Collection[str]) -> set[Kind]:
-    """Returns the kinds of media that Ollama's runner takes for `model`. `packages` are its packages that take media.
+    """Returns the kinds of media that Ollama's runner accepts for `model`. `packages` are those that accept any.
 
-    Like that runner, this requires both a description in config.json and tensors: the capabilities that hosts list are
-    incomplete for some families.
+    As in that runner, a kind requires both a description in config.json and tensors. The capabilities that hosts list
+    are incomplete for some families.
     """
     package = _PACKAGES.get(model.family.module) if model.architecture in FAMILIES else None
     if package not in packages:
@@ -61,12 +61,12 @@ def ollama_media(model: OpenedModel, packages: Collection[str]) -> set[Kind]:
 
 
 def unknown_tower(model: OpenedModel, kind: Kind) -> str:
-    """Returns the reason why only Ollama's runner may be able to load the model's tower for this kind; "" if this one
-    can, or if none can, since tensors or fields are missing."""
+    """Returns the reason why perhaps only Ollama's runner can load the model's tower for `kind`. Returns "" if this
+    runner can load it, or if no runner can, since tensors or fields are missing."""
     try:
         from runner.media.towers import plan_sound_tower, plan_tower  # needs MLX
     except ImportError:
-        return ""  # loading the model will fail with this
+        return ""  # loading the model will fail with the same error
     plan = plan_tower(model) if kind == "pictures" else plan_sound_tower(model)
     if plan is None:
         return "its tower is of an unknown kind"
@@ -75,14 +75,14 @@ def unknown_tower(model: OpenedModel, kind: Kind) -> str:
 
 _DEFAULT, _IGNORED = 0, 1  # SIG_DFL and SIG_IGN, as C has them
 _WATCHER = Path(__file__).with_name("watcher.py")
-_LOAD_S = 60.0  # several gigabytes of CUDA, from a disk that has not been read yet
+_LOAD_S = 60.0  # time to read several gigabytes of CUDA libraries from the disk
 
 
 class HandOver:
-    """Decides which runner serves the model. Any thread may call it; only the first call does anything, others wait."""
+    """Decides which runner serves the model. Any thread may call `refuse`; a second call waits for the first."""
 
     def __init__(self, settings: Settings, host: int) -> None:
-        """`host` is the process that started this one."""
+        """`host` is the id of the process that started this one."""
         self._host = host if settings.watch_parent else None
         self._model = settings.model
         self._ollama = settings.ollama if settings.hand_over != "off" else None
@@ -90,9 +90,9 @@ class HandOver:
         self._lock = threading.Lock()
 
     def refuse(self, error: ModelError) -> NoReturn:
-        """Hands over a model that cannot be loaded here, or ends the process with the error.
+        """Hands over the model after an error that prevents loading it, or ends the process with the error.
 
-        A disk that fails while weights are read is not handed over: another runner could not read it either.
+        A model on a failing disk (ReadError) is not handed over: Ollama's runner could not read it either.
         """
         with self._lock:
             if self._ollama is not None and not isinstance(error, ReadError):
@@ -101,7 +101,7 @@ class HandOver:
             logs.die(error)
 
     def offer(self, model: OpenedModel) -> None:
-        """Hands over a model whose pictures or sounds only Ollama's runner can read."""
+        """Hands over the model if it takes pictures or sounds that only Ollama's runner can read."""
         if self._ollama is None or not self._offers_media:
             return
         for kind in sorted(ollama_media(model, self._ollama.media)):
@@ -111,7 +111,7 @@ class HandOver:
                 return
 
     def _hand_over(self, ollama: OllamaRunner, *, why: str, keep: str) -> None:
-        """Replaces this process. Returns only if that is not possible."""
+        """Replaces this process by Ollama's runner. Returns only if that is impossible."""
         if not _loads_mlx(ollama):
             log.info(
                 "not handed over: Ollama's own MLX library does not load on this machine", model=self._model, why=why
@@ -129,11 +129,11 @@ class HandOver:
             log.warning("not handed over", executable=ollama.command[0], why=error.strerror or str(error))
 
     def _start_watcher(self) -> "Popen[bytes] | None":
-        """Starts the process that ends this one after its host, even once this one is Ollama's runner. It holds none of
-        the streams: a host would wait until they are closed."""
+        """Starts a process that ends this process after the host has ended, even when this process is Ollama's runner.
+        The new process inherits no output streams, since a host waits until all their holders have ended."""
         if self._host is None:
             return None
-        import subprocess  # hardly any start needs it
+        import subprocess  # imported here, since hardly any start needs it
 
         command = [sys.executable, "-I", "-S", str(_WATCHER), str(self._host), str(os.getpid())]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
@@ -147,14 +147,14 @@ class HandOver:
 
 
 def _set_signals(handler: int) -> None:
-    """Sets the signals that Python ignores, and an exec would keep. Python's own `signal` needs the main thread."""
+    """Sets handlers of signals that Python ignores: an exec keeps that. `signal.signal` needs the main thread."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         ctypes.CDLL(None).signal(number, ctypes.c_void_p(handler))
 
 
 def _loads_mlx(ollama: OllamaRunner) -> bool:
-    """Returns True if Ollama's runner has an MLX library that loads, in a process with its library path. On Linux,
-    libraries for GPUs need their drivers."""
+    """Returns True if Ollama's runner has an MLX library that can be loaded. Tries this in a process with that runner's
+    library path. (On Linux, libraries for GPUs need drivers.)"""
     if sys.platform == "darwin":
         return True
     import subprocess
@@ -165,7 +165,7 @@ def _loads_mlx(ollama: OllamaRunner) -> bool:
     for library in found:
         command = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({str(library)!r})"]
         try:
-            # It gets none of the streams: a host would wait until they are closed.
+            # The process inherits no streams: a host would wait until they are closed.
             done = subprocess.run(
                 command, env=ollama.environ, timeout=_LOAD_S, check=False, stdin=null, stdout=null, stderr=null
             )

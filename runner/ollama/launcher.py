@@ -1,15 +1,15 @@
-"""Starts an installed Ollama whose MLX models run on this runner. The installation is not changed.
+"""Starts an installed Ollama so that its MLX models run on this runner. The installation is not changed.
 
-A host starts its runners as its own executable, which it looks up whenever it needs one (docs/internals/wire.md, 1.2):
-on Linux by `/proc/self/exe`, on macOS by the path by which it was started. So it is started from a private directory,
-under a path that leads to the host while it starts and to a shim from then on:
+To start a runner, a host executes its own executable. It looks up the path each time (docs/internals/wire.md, 1.2): on
+Linux by `/proc/self/exe`, on macOS it is the path by which the host was started. So the launcher starts the host from a
+private directory, by a path that leads to the host during the start, and to a shim after it:
 
-* Linux (`descriptor`): Ollama's executable, linked or copied to that path, is opened; the shim is renamed over it; the
-  open file is executed. `/proc/self/exe` names the shim from the host's first instruction on.
-* macOS (`symlink`): a symbolic link to the executable is executed, and once that has happened the shim is renamed over
-  it. The host may look for its libraries before or after: it finds them from both places.
+* Linux (`descriptor`): Ollama's executable is linked or copied to that path, and opened. Then the shim is renamed
+  to the path, and the open file is executed. `/proc/self/exe` names the shim from the host's first instruction on.
+* macOS (`symlink`): a symbolic link to the executable is executed. Then the shim is renamed to the path of the
+  link. The host finds its libraries both before and after the renaming.
 
-The launcher's process becomes Ollama: its process id, output, exit status and signals are Ollama's own.
+The launcher's process becomes Ollama: Ollama has its process id and output, gets its signals and sets its exit status.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from runner.settings import LaunchSettings
 
 
 def launch(settings: LaunchSettings, environ: Mapping[str, str]) -> NoReturn:
-    """Becomes Ollama, with exactly this environment; or prints the reason why it cannot and exits with status 1."""
+    """Becomes Ollama, with exactly this environment. If that fails, prints the reason and exits with status 1."""
     try:
         plan = make_plan(settings)
         if plan.serves:
@@ -50,14 +50,14 @@ def launch(settings: LaunchSettings, environ: Mapping[str, str]) -> NoReturn:
 
 
 def make_plan(settings: LaunchSettings) -> Plan:
-    """Finds the programs that the settings name. Raises LaunchError."""
+    """Finds the programs that the settings name. Raises LaunchError if one is missing or unsuitable."""
     ollama, runner = find_ollama(settings.ollama), find_runner(settings.runner)
     plan = Plan(ollama, settings.words, runner, settings.start or START)
     return plan._replace(media=find_media(ollama)) if plan.serves else plan
 
 
 def execute(plan: Plan, directory: PrivateDirectory, environ: Mapping[str, str]) -> NoReturn:
-    """Replaces this process by Ollama. Raises LaunchError."""
+    """Replaces this process by Ollama. Raises LaunchError if that is impossible."""
     try:
         started = watch(directory, replace=plan.start == "symlink")
     except OSError as error:
@@ -66,7 +66,7 @@ def execute(plan: Plan, directory: PrivateDirectory, environ: Mapping[str, str])
     try:
         path = _replaced(directory) if plan.start == "descriptor" else directory.executable
         os.set_inheritable(directory.lock, True)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec keeps that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would Ollama
             signal.signal(number, signal.SIG_DFL)
         os.execve(path, [str(plan.ollama), *plan.words], dict(environ))
     except OSError as error:
@@ -76,11 +76,11 @@ def execute(plan: Plan, directory: PrivateDirectory, environ: Mapping[str, str])
 
 
 def _replaced(directory: PrivateDirectory) -> Path:
-    """Puts the shim into place. Returns a path to the former executable; its last part becomes the process's name."""
+    """Puts the shim in place of the executable. Returns a new path to the executable, with the same last part."""
     descriptor = os.open(directory.executable, os.O_RDONLY)
     directory.replace()
     opened = Path(f"/proc/self/fd/{descriptor}")
-    # The host reads this as its own path. Network file systems keep removed files that are open, under new names.
+    # The host reads its own path like this. Network file systems rename an open file instead of removing it.
     if str(opened.readlink()) != f"{directory.executable} (deleted)":
         raise LaunchError(f"{directory.path} cannot be used. Set XDG_CACHE_HOME to a directory on a local file system.")
     path = directory.path / "run" / directory.name
@@ -90,10 +90,10 @@ def _replaced(directory: PrivateDirectory) -> Path:
 
 
 def watch(directory: PrivateDirectory, *, replace: bool) -> int:
-    """Starts a process that removes the directory once no process holds its lock.
+    """Starts a process that removes the directory when no process holds the directory's lock any more.
 
-    The process is detached from this one, and waits until an exec closes the returned descriptor. With `replace` it
-    then puts the shim into its place.
+    The new process is detached from this one. It first waits until an exec of this process closes the returned
+    descriptor. With `replace`, it then replaces the executable by the shim.
     """
     waiting, started = (_beyond_streams(descriptor) for descriptor in os.pipe())
     if child := os.fork():
@@ -116,14 +116,14 @@ def watch(directory: PrivateDirectory, *, replace: bool) -> int:
 
 
 def _beyond_streams(descriptor: int) -> int:
-    """Moves a descriptor above the numbers of the standard streams, which the caller may have closed."""
+    """Moves a descriptor to a number above 2: it may have the number of a standard stream that the caller closed."""
     other = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(descriptor)
     return other
 
 
 def _detach(kept: int) -> None:
-    """Closes all inherited descriptors but one."""
+    """Closes all inherited descriptors except `kept`. Connects the standard streams to the null device."""
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

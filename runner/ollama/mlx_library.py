@@ -1,9 +1,9 @@
-"""An empty MLX library, for hosts on machines on which they cannot load a real one.
+"""Makes an empty MLX library, for hosts on machines on which they cannot load a real one.
 
-Hosts since v0.34.1 load an MLX model, and since v0.32.10 pull one, only if they themselves could load `libmlxc`, though
-only their runners compute with it. Without an NVIDIA GPU they cannot. This library has every function that a host looks
-up, and computes nothing: reading tensors, which precedes all computing, fails with a clear text, and every other
-function does nothing. Hosts look for it last, and so prefer a library of their own that can be loaded.
+A host since v0.34.1 loads an MLX model, and since v0.32.10 pulls one, only if the host itself could load `libmlxc`,
+though only runners compute with it. Without an NVIDIA GPU it cannot load its own `libmlxc`. The empty library has every
+function that a host looks up. The functions that read tensors, which come before all computing, fail with a clear
+message; all other functions do nothing. A host looks for this library last, and so prefers its own.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 
 LIBRARY = "libmlxc.so"
 _CHECKED = b"MLX runtime is not available"
-"""This text stands in the executables of all hosts that check."""
+"""A text in the executables of all hosts that need the library."""
 _FUNCTION = re.compile(rb"mlx_[a-z0-9_]*[a-z0-9](?=\0)")
 _COMPILE_S = 60
 
@@ -31,7 +31,7 @@ static long failure(void) {
 
 
 def library_functions(executable: Path) -> list[str]:
-    """Returns the names that a host looks up in its MLX library; none if it does not need the library."""
+    """Returns the functions that a host looks up in its MLX library; none if the host does not need the library."""
     content = executable.read_bytes()
     if _CHECKED not in content:
         return []
@@ -40,7 +40,7 @@ def library_functions(executable: Path) -> list[str]:
 
 
 def write_library(executable: Path, directory: Path) -> bool:
-    """Writes the library for a host into `directory`, if it needs one. Returns False without a working compiler."""
+    """Writes the library into `directory` if the host needs it. Returns False if there is no working compiler."""
     names = library_functions(executable)
     if not names:
         return True

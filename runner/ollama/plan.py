@@ -1,4 +1,4 @@
-"""The programs that `mlx-runner ollama serve` starts, found and checked before anything is made."""
+"""Finds and checks the programs that `mlx-runner ollama serve` starts, before any file is made."""
 
 import errno
 import os
@@ -19,50 +19,50 @@ from runner.settings import Start
 START: Start = "symlink" if sys.platform == "darwin" else "descriptor"
 """The way to start Ollama on this system."""
 SERVE = ("serve", "start")
-"""The first words with which Ollama serves; with any other it is a client, or exits at once."""
+"""The first arguments with which Ollama serves. With any other argument, Ollama is a client, or exits immediately."""
 _ISOLATIONS = (("-I",), ("-E", "-P"), ("-P",))
-"""Python's options against modules in the current directory, on PYTHONPATH and in the user's own site directory, the
-strictest first. The second ones find a package of `pip install --user`, the third one finds one on PYTHONPATH."""
+"""Sets of Python's options against modules in the current directory, on PYTHONPATH and in the user's site directory,
+the strictest set first. The second set allows packages of `pip install --user`, the third one also PYTHONPATH."""
 _PROBE_S = 60.0
 _DEFAULT_PORT = 11434
 _ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?(?:/.*)?")
 _OWN_RUNNER = b"mlxrunner"
-"""The folder of the MLX runner's sources, whose name is in every Ollama executable with an MLX runner."""
+"""The name of the folder of Ollama's MLX runner. Every Ollama executable with an MLX runner contains it."""
 _MEDIA = re.compile(rb"/x/models/(\w+)\.\(\*Model\)\.PrepareMedia")
-"""Names of functions, which Go keeps, with the packages of the models for which Ollama's own runner takes pictures or
-sound. The version would not do: own builds have none, and a release's cannot be read from the file."""
+"""Matches names of functions in a Go executable, for the packages of models that take pictures or sound in Ollama's own
+runner. The version does not help: own builds have none, and a release's cannot be read from the file."""
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, macOS, macOS for several processors
 
 
 class LaunchError(Exception):
-    """Ollama cannot be started. The text, for a person, says what failed and what to do."""
+    """Ollama cannot be started. The message tells a person the fault and the remedy."""
 
 
 class Plan(NamedTuple):
-    """Ollama's executable (no symbolic link), its arguments, and the runner's command."""
+    """The path of Ollama's executable (not of a symbolic link), Ollama's arguments, and the runner's command."""
 
     ollama: Path
     words: Sequence[str]
     runner: Sequence[str]
     start: Start = START
     media: Sequence[str] = ()
-    """The packages of Ollama's sources for whose models its own runner takes pictures or sound."""
+    """The packages of Ollama's sources with models that take pictures or sound in Ollama's own runner."""
 
     @property
     def libraries(self) -> Path | None:
-        """Ollama's `lib/ollama`, in which its runners find MLX; None if it has none."""
+        """Ollama's folder `lib/ollama`, in which Ollama's runners find MLX; None if there is no such folder."""
         home = self.ollama.parent
         places = [home.parent / "lib", *(home / name for name in ("lib", "build/lib"))]
         return next((place / "ollama" for place in places if (place / "ollama").is_dir()), None)
 
     @property
     def serves(self) -> bool:
-        """True if Ollama will listen."""
+        """True if Ollama is started as a server."""
         return self.words[0] in SERVE
 
 
 def find_ollama(name: str | None) -> Path:
-    """Returns the executable that a path, or a name on PATH, leads to. Raises LaunchError."""
+    """Returns Ollama's executable, given by path or by its name on PATH. Raises LaunchError if it does not fit."""
     found = shutil.which(name or "ollama")
     if found is None:
         if name is None:
@@ -88,15 +88,15 @@ def find_ollama(name: str | None) -> Path:
 
 
 def find_media(ollama: Path) -> list[str]:
-    """Returns the packages for whose models the runner in this executable takes pictures or sound."""
+    """Returns the packages of models that take pictures or sound in the MLX runner of this executable."""
     return sorted({name.decode() for name in _MEDIA.findall(ollama.read_bytes())})
 
 
 @cache
 def own_command() -> tuple[str, ...]:
-    """Returns the command of this very package, as isolated from other modules as it can be. Raises LaunchError."""
+    """Returns the command that runs this package, as isolated from other modules as possible. Raises LaunchError."""
     for options in _ISOLATIONS:
-        if sys.flags.isolated or _finds_this_package(options):  # an isolated Python has just found it
+        if sys.flags.isolated or _finds_this_package(options):  # an isolated Python has found this package already
             return sys.executable, *options, "-m", "runner"
     raise LaunchError(f"{sys.executable} finds no package `runner`; install this one: pip install .")
 
@@ -111,7 +111,7 @@ def _finds_this_package(options: Sequence[str]) -> bool:
 
 
 def find_runner(command: str | None) -> list[str]:
-    """Returns the words of a runner's command, the first as an absolute path. None stands for this runner."""
+    """Returns the words of a runner's command; the first word becomes an absolute path. None stands for this runner."""
     if command is None:
         return list(own_command())
     try:
@@ -125,7 +125,7 @@ def find_runner(command: str | None) -> list[str]:
 
 
 def refuse_taken_address(setting: str) -> None:
-    """Raises LaunchError if something listens on `setting`, an OLLAMA_HOST. Other faults in it are left to Ollama."""
+    """Raises LaunchError if a program listens on `setting`, a value of OLLAMA_HOST. Ollama reports other faults."""
     match = _ADDRESS.fullmatch(setting.strip().strip("\"'"))
     if match is None:
         return
@@ -133,7 +133,7 @@ def refuse_taken_address(setting: str) -> None:
     number = int(port or {"http": 80, "https": 443}.get(scheme, _DEFAULT_PORT))
     try:
         found = socket.getaddrinfo(host.strip("[]") or "127.0.0.1", number, type=socket.SOCK_STREAM)
-        found.sort(key=lambda each: each[0] != socket.AF_INET)  # as Go, which takes the first one
+        found.sort(key=lambda each: each[0] != socket.AF_INET)  # IPv4 first, as in Go, which uses the first address
         for family, kind, protocol, _, address in found[:1]:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The shim: the script that a host finds in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11)."""
+"""Makes the shim: the script that a host runs in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11)."""
 
 import os
 import shlex
@@ -49,7 +49,7 @@ exec {ollama} "$@"
 
 
 def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
-    """Returns the script. `environ` holds the variables that runners get back."""
+    """Returns the script. `environ` is the environment from which the script restores variables for runners."""
     told = {"": str(plan.ollama), "_LIBRARIES": str(plan.libraries or ""), "_MEDIA": " ".join(plan.media)}
     tell = [f"  export {OLLAMA}{name}={shlex.quote(value)}" for name, value in told.items()]
     tell += [

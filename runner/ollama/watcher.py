@@ -1,8 +1,7 @@
-"""The process that ends Ollama's own runner soon after their host: `python watcher.py HOST RUNNER`, two process ids.
+"""Ends Ollama's own runner soon after the end of its host: `python watcher.py HOST RUNNER`, with two process ids.
 
-That runner does not watch its host, which a SIGKILL ends without a word. This process holds nothing of theirs, waits
-without polling until one of them has ended, and ends then. It writes a line once it watches. Runs by itself, with what
-Python has built in.
+Ollama's runner does not notice when a SIGKILL ends its host. This program waits, without polling, until the host or the
+runner has ended, and then ends itself. It writes a line when it begins to wait. It imports only Python's own modules.
 """
 
 import os
@@ -13,8 +12,8 @@ from collections.abc import Callable
 
 
 def end_of_any(*pids: int) -> Callable[[], object]:
-    """Returns a function that waits until one of these processes has ended. Raises OSError if one already has, or if
-    this system cannot watch processes."""
+    """Returns a function that waits until one of the processes `pids` has ended. Raises OSError if one has already
+    ended, or if this system cannot watch processes."""
     if sys.platform == "darwin":
         queue = select.kqueue()
         ends = [select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT) for pid in pids]
@@ -27,7 +26,7 @@ def end_of_any(*pids: int) -> Callable[[], object]:
 
 
 def main(host: int, runner: int) -> None:
-    """Watches both processes. The runner is this one's parent."""
+    """Waits until one of them has ended, then kills the runner if it is still this process's parent."""
     wait = end_of_any(host, runner)
     print(flush=True)
     wait()

@@ -1,13 +1,13 @@
-"""The process itself: its parent, its children, its limits, and a start that imports only what serving needs.
+"""The runner's process: its parent, its children, its limits, and a start with fewer imports.
 
-The modules know nothing of models or requests, and import little, since some of them run before everything else:
+The modules know nothing of models or requests. They import little, since some of them run before all other code:
 
-    parent.py         the environment that a host gives its runners, restored; the end of the host
-    child.py          a process for what may hang, crash or exhaust memory: its start, its messages and its end
-    orders.py         a child that answers one order at a time, within limits of memory and processor time
-    limits.py         threads and file descriptors: enough of them, or an error or a log line
-    lean_mlx_lm.py    mlx-lm's models without its tools; imported before anything of mlx_lm by the packages that use it
-    lean_aiohttp.py   aiohttp's server without its client; call it before anything of aiohttp is imported
+    parent.py         restores the environment that a host changes for its runners; ends the process with its host
+    child.py          a child process for code that may hang, crash or exhaust memory: start, messages, end
+    orders.py         a child process that answers one order at a time, with limits of memory and processor time
+    limits.py         checks that there are enough threads and file descriptors; else an error or a log line
+    lean_mlx_lm.py    mlx-lm's models without mlx-lm's tools; must be imported before any module of mlx_lm
+    lean_aiohttp.py   aiohttp's server without aiohttp's client; must be called before aiohttp is imported
 
-`__main__` uses `parent` first, `app` the others in the order of the start. Nothing here has an owner thread of its own.
+`__main__` uses `parent` first. `app` uses the other modules, in the order of the start. No module belongs to a thread.
 """

@@ -1,8 +1,8 @@
-"""A process that the runner starts for what may hang, crash or exhaust memory: its start, its messages and its end.
+"""A child process of the runner for code that may hang, crash or exhaust memory: its start, its messages, its end.
 
-It serves one connection, and ends once the runner closes its own end, as the system does when the runner dies. It holds
-none of the runner's outputs, which a host reads to their end. Messages are bytes, each preceded by its length in four
-bytes.
+The child serves one connection. It ends when the runner closes the runner's end of the connection; if the runner dies,
+the system closes that end. The child does not inherit the runner's output streams, since a host waits until all their
+holders have ended. Each message is bytes, after its length in four bytes.
 """
 
 import os
@@ -30,10 +30,10 @@ _MOST_JOINED_BYTES = 1 << 20
 
 
 class ChildProcess:
-    """The runner's side of a process. The process is killed with its owner, or by `close`."""
+    """The runner's side of a child process. The process is killed by `close`, or when this object is collected."""
 
     def __init__(self, module: str) -> None:
-        """Starts the process, which calls `serve` of this module. Raises OSError if that is impossible."""
+        """Starts a process that calls the function `serve` of `module`. Raises OSError if no process can start."""
         self.connection, theirs = socket.socketpair()
         program = _PROGRAM.format(path=sys.path, module=module, descriptor=theirs.fileno())
         try:
@@ -55,13 +55,13 @@ class ChildProcess:
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
-    process.kill()  # it may not end by itself, and the caller waits for it
+    process.kill()  # it might never end by itself, and the next lines wait for it
     connection.close()
     process.wait()
 
 
 def run_child(serve: "Callable[[Channel], object]", descriptor: int) -> NoReturn:
-    """Runs the process: serves the connection until the runner closes it, or memory runs out."""
+    """Runs in the child process: calls `serve`, then ends the process; also ends it if the runner or memory is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(EOFError, OSError, MemoryError):
@@ -70,24 +70,24 @@ def run_child(serve: "Callable[[Channel], object]", descriptor: int) -> NoReturn
 
 
 def framed(message: bytes) -> bytes:
-    """Returns the message with its length in front."""
+    """Returns the bytes to send: the length of the message, then the message."""
     return _HEAD.pack(len(message)) + message
 
 
 class Inbox:
-    """The messages of a connection, as their bytes arrive."""
+    """Collects the bytes that arrive over a connection, and divides them into messages."""
 
     def __init__(self) -> None:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Adds bytes that were received. Raises EOFError if there are none: the other side has closed its end."""
+        """Adds received bytes. Raises EOFError if `data` is empty: the other side has closed its end."""
         if not data:
             raise EOFError
         self._received += data
 
     def next_message(self) -> bytes | None:
-        """Returns the next message, or None until all of it has come."""
+        """Removes and returns the next message; returns None while the message is incomplete."""
         received = self._received
         if len(received) < _HEAD.size:
             return None
@@ -100,14 +100,14 @@ class Inbox:
 
 
 class Channel:
-    """One end of a connection, for a thread that may wait."""
+    """One end of a connection, for a thread that may wait for the other end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._inbox = Inbox()
 
     def send(self, message: bytes | memoryview) -> None:
-        """Sends a message; waits while the other side does not read. Raises OSError if it has closed its end."""
+        """Sends a message. Waits while the other end has no room. Raises OSError if the other end is closed."""
         if len(message) <= _MOST_JOINED_BYTES:
             self.connection.sendall(framed(bytes(message)))
         else:

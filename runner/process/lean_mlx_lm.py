@@ -1,11 +1,11 @@
-"""mlx-lm's model and cache classes without mlx-lm's package `__init__`.
+"""Makes it possible to import mlx-lm's models and caches without mlx-lm's package `__init__`.
 
-`mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers, which takes a second. A
-runner never needs them. Importing this module first registers the package under its name without running its
-`__init__`. Then `from mlx_lm.models import llama` imports only that file and its own imports. If mlx-lm is already
-imported, nothing changes.
+`mlx_lm/__init__.py` imports tools for conversion and generation, and with them transformers, which takes a second. A
+runner needs none of these. Importing this module registers mlx_lm without running its `__init__`. After that, `from
+mlx_lm.models import llama` imports only `llama.py` and its imports. If mlx_lm is already imported, nothing changes.
 
-The modules of `runner/model/modules` and `runner/embeddings/modules` are found under the same package, after mlx-lm's.
+Python then also finds the modules of `runner/model/modules` and `runner/embeddings/modules` as `mlx_lm.models.NAME`, if
+mlx-lm has no module of that name.
 """
 
 import importlib
@@ -28,7 +28,7 @@ def _register() -> None:
 
 
 def _add_ours() -> None:
-    """Lets `mlx_lm.models.NAME` also be found among our modules, if mlx-lm has none of that name."""
+    """Adds the folders `_OURS` to the places where Python looks for `mlx_lm.models.NAME`, after mlx-lm's own folder."""
     importlib.import_module("mlx_lm.models").__path__.extend(map(str, _OURS))
 
 

@@ -1,6 +1,6 @@
-"""The process's limits on threads and on file descriptors, of which every connection takes one."""
+"""The limits of the process on threads and on file descriptors. Every connection takes one file descriptor."""
 
-import _thread  # unlike threading, it does not wait until a thread has begun
+import _thread  # unlike `threading`, `_thread` does not wait until a thread has begun
 import asyncio
 import errno
 import mmap
@@ -12,16 +12,16 @@ from runner.errors import RunnerError
 from runner.logs import Log
 
 log = Log(__name__)
-_MACOS_MOST = 10240  # the hard limit there is "infinity", which cannot be set
+_MACOS_MOST = 10240  # on macOS the hard limit is "infinity", which cannot be set
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG_EVERY_S = 10.0
 _STACK_BYTES = 2 << 20
-"""The stack of a thread if the stack of a process has no limit."""
+"""The size of a thread's stack if the stack of a process has no limit."""
 
 
 def check_threads(count: int) -> None:
-    """Raises RunnerError unless `count` threads can run at the same time. Starts them and lets them end: later, a
-    missing thread would make MLX abort the process, or a wait for it never end."""
+    """Raises RunnerError unless `count` threads can run at the same time. Tries this with threads that end again:
+    later, if a thread could not start, MLX would abort the process, or code would wait for it for ever."""
     gate, ended = _thread.allocate_lock(), _thread.allocate_lock()
     waiting = 0
 
@@ -44,8 +44,8 @@ def check_threads(count: int) -> None:
 
 
 def _too_few_threads(wanted: int, found: int) -> RunnerError:
-    """Returns the error, while the threads that were found still run. The system gives the same reason for one thread
-    too many and for a lack of address space."""
+    """Returns the error for too few threads. Called while the `found` threads still run: the system reports the same
+    error for too many threads and for too little address space, and this function tells them apart."""
 
     def shown(limit: int, unit: int = 1) -> str:
         most, _ = resource.getrlimit(limit)
@@ -68,7 +68,7 @@ def _too_few_threads(wanted: int, found: int) -> RunnerError:
 
 
 def raise_limit() -> None:
-    """Raises the limit on open files as far as the system allows, as Go programs do."""
+    """Raises the limit on open files to the highest value that the system allows, as Go programs do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, _MACOS_MOST):
         if wanted != resource.RLIM_INFINITY and wanted <= soft:
@@ -81,22 +81,22 @@ def raise_limit() -> None:
 
 
 def free_descriptors() -> int:
-    """Returns the number of files that this process may still open."""
+    """Returns the number of further files that this process may open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(list(Path("/dev/fd").iterdir()))
 
 
 class DescriptorShortage:
-    """The event loop's exception handler, which logs in one line that connections must wait.
+    """An exception handler for the event loop. It logs a lack of file descriptors in one line.
 
-    If no descriptor is left, asyncio tries again every second, and would log a hundred tracebacks each time. All other
-    exceptions are handled as by default.
+    If no descriptor is left, connections must wait: asyncio tries again every second, and its default handler would log
+    a hundred tracebacks each time. All other exceptions go to the default handler.
     """
 
     def __init__(self) -> None:
         self._logged_s = float("-inf")
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Handles an exception, as an argument of `loop.set_exception_handler`."""
+        """Handles an exception. Pass this method to `loop.set_exception_handler`."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in _USED_UP or "socket" not in context:
             loop.default_exception_handler(context)

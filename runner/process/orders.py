@@ -1,7 +1,7 @@
-"""A process that parses the bytes of strangers: it answers one order at a time, within its limits of memory and time.
+"""A child process that decodes untrusted files: it answers one order at a time, with limits of memory and time.
 
-Libraries that decode may be slow, greedy or broken. In a process they can be ended at any moment, have a limit of
-memory and of processor time, and never hold up another thread by the interpreter's lock.
+Libraries that decode files may be slow, take much memory or crash. In a process of their own they can be ended at any
+moment, have limits of memory and processor time, and do not block other threads by the interpreter's lock.
 """
 
 import resource
@@ -19,31 +19,31 @@ from runner.errors import MediaError
 from runner.process.child import Channel, ChildProcess
 
 _LOOK_S = 0.05
-"""The time between two looks for an answer, and for a client that has left."""
+"""The time between two checks for an answer and for a client that has left."""
 _LOADING_S, _PATIENCE = 30, 4
-"""The longest wait for an answer: the time for loading libraries, and a multiple of the order's processor time, since
-the process may get only a part of a core."""
+"""The longest wait for an answer is the sum of two times: for loading libraries, and a multiple of the order's
+processor time, since the process may get only a part of a core."""
 
 
 class Limited(msgspec.Struct, array_like=True, frozen=True):
-    """An order, with its limits of memory and processor time."""
+    """An order, with limits for the memory and the processor time that the process may use for it."""
 
     memory_bytes: int
     seconds: float
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """The end of an order: an error, or the number of messages that follow."""
+    """The first message of an answer: an error or, if that is empty, the number of messages that follow."""
 
     error: str
     parts: int
 
 
 class OrderProcess:
-    """The runner's side. Starts the process with the first order. Owner: one thread at a time."""
+    """The runner's side of the process. The first order starts the process. Owner: one thread at a time."""
 
     module: ClassVar[str]
-    """The module whose `serve` runs in the process."""
+    """The name of the module whose function `serve` runs in the process."""
 
     def __init__(self) -> None:
         self._child: ChildProcess | None = None
@@ -51,10 +51,10 @@ class OrderProcess:
     def _answers(
         self, order: Limited, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
     ) -> list[bytes]:
-        """Returns the messages with which the process answers an order and the pieces after it.
+        """Sends an order and the `pieces` that belong to it, and returns the messages of the answer.
 
-        Raises MediaError for a damaged file, and for one that takes more memory or time than its size explains. Ends
-        the process and raises MediaError as soon as `left` returns True, or after a long wait for the answer.
+        Raises MediaError for a damaged file, and for one that takes too much memory or time for its size. Ends the
+        process and raises MediaError when `left` returns True, or after a long wait. `task` begins all messages.
         """
         if left():
             raise MediaError(f"{task}: the client has left")
@@ -76,13 +76,13 @@ class OrderProcess:
     def _asked(
         self, messages: Iterable[bytes | memoryview], seconds: float, left: Callable[[], bool], task: str
     ) -> tuple[Answer, list[bytes]]:
-        """Returns the answer to messages, and the messages after it. Raises EOFError or OSError if the process ends.
+        """Sends `messages`. Returns the answer, and its messages. Raises EOFError or OSError if the process ends.
 
-        Ends the process and raises MediaError if there is no answer within `seconds`: someone may have stopped it. The
-        time is counted in looks, since there are none while this process is stopped too.
+        Ends the process and raises MediaError if there is no answer within `seconds`: someone may have stopped the
+        process. The time is counted in checks: it stands still while the runner is stopped.
         """
         assert self._child is not None
-        with ThreadPoolExecutor(1, "ask") as thread:  # the connection to a process that was stopped blocks when full
+        with ThreadPoolExecutor(1, "ask") as thread:  # a send to a stopped process may block
             asked = thread.submit(_exchanged, Channel(self._child.connection), messages)
             reason = f"the decoding process did not answer in {seconds:.0f} s and was ended: send it again"
             for _ in range(ceil(seconds / _LOOK_S)):
@@ -91,7 +91,7 @@ class OrderProcess:
                 if left():
                     reason = "the client has left"
                     break
-            self._child.process.kill()  # before the connection is closed, which the thread uses
+            self._child.process.kill()  # first, since the thread still uses the connection, which `_stop` closes
         self._stop()
         raise MediaError(f"{task}: {reason}")
 
@@ -99,7 +99,7 @@ class OrderProcess:
         self._child = ChildProcess(self.module)
 
     def _stop(self) -> None:
-        """Ends the process. The next order starts another."""
+        """Ends the process. The next order starts a new one."""
         if self._child is not None:
             self._child.close()
         self._child = None
@@ -113,13 +113,13 @@ def _exchanged(channel: Channel, messages: Iterable[bytes | memoryview]) -> tupl
 
 
 def _answered(asked: "Future[tuple[Answer, list[bytes]]]") -> bool:
-    """Looks for an answer, for a moment."""
+    """Waits a moment for an answer, and returns True if there is one."""
     return bool(wait([asked], _LOOK_S).done)
 
 
 def answer_order(channel: Channel, order: Limited, base_bytes: int, compute: Callable[[], list[bytes]]) -> None:
-    """Runs in the process: sends the results of `compute`, or the text of its MediaError. Beyond the order's time, and
-    its memory on top of `base_bytes`, the process ends."""
+    """Runs in the child process: sends the results of `compute`, or the text of its MediaError. The process ends if it
+    exceeds the order's time, or the order's memory in addition to `base_bytes`."""
     _limit(base_bytes + order.memory_bytes, order.seconds)
     parts, error = list[bytes](), ""
     try:
@@ -132,14 +132,14 @@ def answer_order(channel: Channel, order: Limited, base_bytes: int, compute: Cal
 
 
 def _limit(most_bytes: int, seconds: float) -> None:
-    """Bounds the memory, on Linux alone, and the processor time, after which the process ends."""
+    """Limits this process to `most_bytes` of memory (on Linux) and `seconds` of processor time (0: no limit)."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def address_bytes() -> int:
-    """Returns the address space that this process has, on Linux alone."""
+    """Returns the size of this process's address space on Linux, and 0 on other systems."""
     if sys.platform != "linux":
         return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

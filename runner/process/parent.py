@@ -1,6 +1,6 @@
-"""The process and its parent: the environment that the parent gives it, and the end of the parent.
+"""The process and its parent: the environment that the parent sets for the process, and the end of the parent.
 
-This module imports little: when the process is restarted, everything imported before is imported twice.
+This module imports little: after the process is restarted, everything that was imported before is imported again.
 """
 
 import os
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
-"""The variable in which `mlx-runner ollama serve` passes on Ollama's executable; its other variables begin with it."""
+"""The variable for Ollama's executable, and the prefix of the other variables of `mlx-runner ollama serve`."""
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
-"""Variables that a host sets to its own libraries for its MLX runners; `mlx-runner ollama serve` restores them."""
+"""Variables that a host sets to its libraries for MLX runners; `mlx-runner ollama serve` restores the variables."""
 CHANGED = (*FORCED, "LC_CTYPE")
-"""Variables whose values differ from those of Ollama's own runner. Python sets the last one if the locale is C."""
+"""Variables with other values than in Ollama's own runner. Python sets LC_CTYPE if the locale is C."""
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
-"""The values that Python gives LC_CTYPE if the locale is C."""
+"""The values to which Python sets LC_CTYPE if the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
 
 
 def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -> None:
-    """Replaces this process by one that sees none of the host's MLX and CUDA libraries and reads file names as UTF-8.
+    """Replaces this process, unless that is needless, by one without the host's libraries and with file names in UTF-8.
 
-    A host puts its library directories in front of LD_LIBRARY_PATH, and the loader reads that only when a process
-    starts. With them, `import mlx` would load the host's libmlx in place of its own. Under a C locale, Python decodes
-    UTF-8 file names into texts that neither MLX nor JSON takes.
+    A host puts its library directories at the front of LD_LIBRARY_PATH. With them, `import mlx` would load the host's
+    libmlx. The loader reads the variable only when a process starts, hence the new process. Under a C locale, Python
+    decodes UTF-8 file names into texts that neither MLX nor JSON accepts.
     """
     wanted = without_host_libraries(environ)
     if sys.getfilesystemencoding() != "utf-8":
         wanted["PYTHONUTF8"] = "1"
     if wanted != dict(environ):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until main() has removed Python's handler
-        os.execve(sys.executable, command, wanted)  # noqa: S606 - our own command line again
+        os.execve(sys.executable, command, wanted)  # noqa: S606 - this process's own command line
 
 
 def given_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment as it was before Python started, which sets LC_CTYPE if the locale is C. Only Linux keeps
-    the former value; on other systems Python's stays."""
+    """Returns the environment without Python's change: Python sets LC_CTYPE when it starts with the locale C. Only
+    Linux keeps the former value; on other systems the changed value stays."""
     result = dict(environ)
     if result.get("LC_CTYPE") in _COERCED:
         try:
@@ -59,7 +59,7 @@ def given_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment without the host's library directories, and without the CUDA homes inside them."""
+    """Returns the environment without the host's library directories, and without CUDA homes in such directories."""
     result = dict(environ)
     for variable in _LIBRARY_PATHS:
         if variable in result:
@@ -75,13 +75,13 @@ def without_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment that the host had made for its own runner, before the shim changed it."""
+    """Returns the environment that the host made for its own runner, as it was before the shim changed it."""
     result = {name: value for name, value in environ.items() if not name.startswith(OLLAMA) and name not in CHANGED}
     return result | {name: environ[f"{OLLAMA}_{name}"] for name in CHANGED if f"{OLLAMA}_{name}" in environ}
 
 
 def _is_host_directory(entry: str) -> bool:
-    """Returns True for Ollama's `lib/ollama`, for the `mlx_*` directories in it, and for any with MLX's libraries."""
+    """Returns True for a `lib/ollama` directory, an `mlx_*` directory, or a directory with MLX's libraries."""
     if not entry:
         return False
     parts = [part for part in entry.split(os.sep) if part not in ("", ".")]  # noqa: PTH206 - pathlib would be imported
@@ -100,24 +100,24 @@ def _is_host_library(found: "os.DirEntry[str]") -> bool:
 
 
 def was_adopted(parent: int) -> bool:
-    """Returns True if the host had ended before `parent` was read. The parent is then an adopter in another session: a
-    child is in the session of its parent, unless it leads one of its own. An adopter in the same session, such as a
-    shell that is the first process of a container, is taken for the host."""
+    """Returns True if the host ended before this process read the id `parent`, so that `parent` is not the host but a
+    process that adopted this one. The adopter then is in another session, while a host's child is in the host's session
+    or leads its own. An adopter in the same session, such as a container's first process, is taken for the host."""
     session = os.getsid(0)
     try:
         return session != os.getpid() and session != os.getsid(parent)
-    except OSError:  # the parent is hidden, or has ended since, which `exit_with_host` notices
+    except OSError:  # the parent is hidden, or has ended since; `exit_with_host` notices the latter
         return False
 
 
 async def exit_with_host(parent: int) -> "NoReturn":
-    """Ends the process when the host that started it has ended: its parent is no longer `parent` or, if the host died
-    before the first check, its output has no reader."""
+    """Ends the process when the host that started it has ended. Then the parent of this process is no longer `parent`
+    or, if the host died before the first check, nobody can read this process's output."""
     import asyncio
 
     output = select.poll()
-    output.register(_STDERR, 0)  # poll() reports errors without being asked for them
-    while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - there is no event for either
+    output.register(_STDERR, 0)  # poll() always reports errors and hang-ups
+    while os.getppid() == parent and not _is_closed(output):  # noqa: ASYNC110 - there is no event for either condition
         await asyncio.sleep(_HOST_CHECK_S)
     os._exit(1)
 

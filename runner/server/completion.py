@@ -1,4 +1,4 @@
-"""`POST /completion`: one request in, its stream of lines out."""
+"""`POST /completion`: a request, answered by a stream of lines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -38,22 +38,22 @@ _ENDS = (Finished, Failed)
 
 
 class ResponseBody:
-    """Writes the events of one request: one chunk for all events that arrive together. No task wakes for a line.
+    """Writes the events of one request. Events that arrive together make one chunk; no task wakes for each line.
 
-    Owner: the event loop. Lines that the client has not read wait in the transport, at most the whole answer. So a slow
-    client delays no other, and its request leaves the engine.
+    Owner: the event loop. Lines that the client has not read yet wait in the transport, if need be the whole answer. So
+    a slow client does not delay other clients, and its request can end in the engine.
     """
 
     def __init__(self, protocol: web.RequestHandler, *, chunked: bool) -> None:
-        """The head of the response has been written; `chunked` is True if it announces a chunked body."""
+        """Called after the head of the response was written. `chunked` is True if the head announces a chunked body."""
         self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        """The last lines, for the caller to write, or the error that ended the response. Once it is cancelled, nothing
-        more is written."""
+        """A future for the last lines, which the caller writes, or for the error that ended the response. After the
+        caller has cancelled it, this object writes no more lines."""
         self._protocol = protocol
         self._chunked = chunked
 
     def write_events(self, events: Sequence[Event]) -> None:
-        """Writes the lines of at least one event; the last lines go into `rest`."""
+        """Writes the lines of `events`, which must not be empty. The last lines of the response go into `rest`."""
         if self.rest.done():
             return
         try:
@@ -62,7 +62,7 @@ class ResponseBody:
                 self.rest.set_result(lines)
             elif lines:
                 self._write(lines)
-        except Exception as error:  # of this request alone
+        except Exception as error:  # an error here ends only this request
             self.rest.set_exception(error)
 
     def _write(self, lines: bytes) -> None:
@@ -91,22 +91,22 @@ _MOST_TOLD_CHARACTERS = 2000
 
 
 def told(text: str) -> str:
-    """Returns the text of a refusal or an error in one line of bounded length, without control characters: a part of it
-    may be the client's own words."""
+    """Returns the text of a refusal or of an error as one line of bounded length, without control characters: it may
+    repeat a part of the client's request."""
     line = printable(text[:_MOST_TOLD_CHARACTERS])[:_MOST_TOLD_CHARACTERS]
     return f"{line}..." if len(text) > _MOST_TOLD_CHARACTERS else line
 
 
 _SMALL_BYTES = 1 << 20
-"""A body of this size is read without knowing the length of the model's longest prompt."""
+"""The size up to which a body is read before the length of the longest possible prompt is known."""
 _ESCAPE_BYTES = 6
-"""The most bytes that JSON takes for one byte of text."""
+"""The most bytes in JSON for one byte of text."""
 NUMBER = web.RequestKey("number", int)
-"""The number under which the engine logs the request, once it has one."""
+"""The number by which the engine's log names the request; set once the request has one."""
 
 
 class CompletionEndpoint:
-    """Has requests prepared off the event loop, hands them to the engine, and writes its events."""
+    """Has requests prepared on other threads, submits them to the engine, and writes the engine's events to clients."""
 
     def __init__(self, engine: Engine, helper: Executor, intake: Intake) -> None:
         self._engine = engine
@@ -115,7 +115,7 @@ class CompletionEndpoint:
         self._remarks = Remarks()
 
     async def post(self, http: web.Request) -> web.StreamResponse:
-        """Answers one completion. The server cancels this call when the client disconnects, in any phase."""
+        """Answers one completion request. The server cancels this call whenever the client disconnects."""
         self._engine.encoder_use.refuse_prompts()
         with Incoming(self._intake, self._engine.vision) as incoming:
             request = await self._request(http, incoming)
@@ -133,11 +133,11 @@ class CompletionEndpoint:
         steps = prepare(wire, self._engine.tokenizer, limits, wanted, self._engine.vision, incoming.has_left)
         request = await incoming.check(size, steps, shows=bool(wire.media))
         self._remarks.log_values(out_of_range(wire, request.sampling))
-        incoming.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
+        incoming.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until the answer ends
         return request
 
     async def _read(self, http: web.Request, incoming: Incoming) -> tuple[CompletionRequest, Format | None]:
-        """Reads the request. Only the reading of bytes that arrive runs on the event loop."""
+        """Reads the request. Arriving bytes are read on the event loop, the rest of the work runs on another thread."""
         tokenizer, limits = self._engine.tokenizer, self._engine.limits
         run = asyncio.get_running_loop().run_in_executor
         most = _SMALL_BYTES
@@ -162,12 +162,12 @@ class CompletionEndpoint:
             raise RequestError(events[0].text)
         if request.grammar is not None:
             self._engine.compile(request)
-            await _done(request.grammar)  # an invalid grammar is refused before the answer begins
+            await _done(request.grammar)  # so an invalid grammar is refused before the answer begins
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         if http.version >= (1, 1):
             response.enable_chunked_encoding()
-        with suppress(ConnectionError):  # the client has disconnected; the server notices when it ends the response
-            await response.prepare(http)  # not before the request has left the queue
+        with suppress(ConnectionError):  # if the client has left, the server notices it at the end
+            await response.prepare(http)  # only after the request has left the queue
             body = ResponseBody(http.protocol, chunked=response.chunked)
             body.write_events(events)
             request.stream.follow(body.write_events)
@@ -176,7 +176,7 @@ class CompletionEndpoint:
 
 
 async def _done(compiling: "Future[Grammar]") -> None:
-    """Waits for a grammar, which several requests may share. Raises RequestError if it is invalid."""
+    """Waits until a grammar is compiled. Raises RequestError if the grammar is invalid."""
     waiting = asyncio.wrap_future(compiling)
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved even without a client
     await asyncio.shield(waiting)

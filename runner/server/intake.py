@@ -1,4 +1,4 @@
-"""Incoming requests: the reading of their bodies, the threads that check them, and the decoding of their media."""
+"""Incoming requests: reads their bodies, has threads check them, and has their media decoded."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,23 +24,23 @@ _TURN_S = 0.005
 _STALLED_S = 60.0
 _SHORT_THREADS = 2
 _AT_ONCE_BYTES = 512
-"""Waking a thread takes longer than checking a body of this size."""
+"""The size of a body up to which checking it takes less time than waking a thread."""
 
 
 class Intake:
-    """All incoming requests: the memory that they hold, with the files of running ones, and the threads that check
-    them. Owner: the event loop.
+    """Counts the memory of all incoming requests (and of the media files of running ones), and has the threads that
+    check requests. Owner: the event loop.
 
-    A body may take half of the memory that the others leave free, so that large bodies never keep small ones out. Long
-    texts and pictures have threads of their own, so that they never delay a short text.
+    A request may hold at most half of the memory that other requests leave free, so that there is always room for a
+    small one. Long texts and prompts with pictures have separate threads, so that they never delay a short text.
     """
 
     def __init__(self, most_bytes: int = MOST_TOGETHER_BYTES) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        """The bytes that all requests hold at present."""
+        """The bytes that all requests together hold now."""
         self.decoding = asyncio.Lock()
-        """Held while a piece of a body is decoded."""
+        """A lock that is held while a part of a body is decoded."""
         self._short = ThreadPoolExecutor(_SHORT_THREADS, "tokenize")
         self._long = ThreadPoolExecutor(1, "tokenize-long")  # long texts take turns, part by part
         self._pictures = ThreadPoolExecutor(1, "headers")
@@ -48,26 +48,26 @@ class Intake:
     async def run(
         self, size: int, call: Callable[[*Arguments], Result], *args: *Arguments, shows: bool = False
     ) -> Result:
-        """Runs `call` on a thread for texts of `size` characters or, with `shows`, for prompts with pictures. A call
-        that is cancelled before its turn never runs."""
+        """Runs `call` on a thread for texts of `size` characters or, with `shows`, on the one for prompts with
+        pictures. A call that is cancelled while it waits never runs."""
         threads = self._pictures if shows else self._short if size <= PART_CHARACTERS else self._long
         return await asyncio.wrap_future(threads.submit(call, *args))
 
     async def close(self, _: object) -> None:
-        """Ends the threads, with the server."""
+        """Ends the threads. Called when the server ends."""
         for threads in (self._short, self._long, self._pictures):
             threads.shutdown(wait=False)
 
 
 class Incoming:
-    """One request, as a context. At the end of the context decoding ends, rows that the engine has not taken are
-    dropped, and the request holds no memory."""
+    """One request, as a context manager. At the end of the context, the decoding of media stops, rows that the engine
+    has not taken are dropped, and the memory of the request counts as free."""
 
     def __init__(self, intake: Intake, vision: Vision) -> None:
         self.chunks: list[bytes] = []
-        """The body, if `read_all` has read it."""
+        """The pieces of the body after `read_all`; else empty."""
         self.size = 0
-        """The bytes of `chunks`."""
+        """The number of bytes in `chunks`."""
         self._intake = intake
         self._vision = vision
         self._held_bytes = 0
@@ -88,7 +88,7 @@ class Incoming:
         return self._left.is_set()
 
     async def read_all(self, http: web.Request, most_bytes: int, held: int = 1) -> None:
-        """Reads the body into `chunks`. Each byte counts as `held` bytes. Raises as `read_body` does."""
+        """Reads the body into `chunks`. Each byte counts as `held` bytes. Raises the errors of `read_body`."""
 
         def take(piece: bytes) -> int:
             self.chunks.append(piece)
@@ -98,12 +98,12 @@ class Incoming:
         await self.read_body(http, most_bytes, take)
 
     async def read_body(self, http: web.Request, most_bytes: int, take: Callable[[bytes], int]) -> None:
-        """Passes the body in pieces to `take`, which returns the bytes that it holds.
+        """Passes the body in pieces to `take`, which returns the number of bytes that it holds in memory.
 
         Raises:
-            BadRequestError: the body is compressed, as no host's is: a megabyte may stand for a gigabyte.
-            RequestError: the body has more than `most_bytes`, by its header or by count; nothing arrives for a minute;
-                or there is no room for it beside the other bodies.
+            BadRequestError: the body is compressed, which no host does: a megabyte might expand to a gigabyte.
+            RequestError: the body has more than `most_bytes`, by its header or by count; no data arrives for a minute;
+                or other requests leave too little memory.
         """
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadRequestError("the body has a Content-Encoding, which is not supported: send it uncompressed")
@@ -119,12 +119,12 @@ class Incoming:
         until = perf_counter() + _TURN_S
         for start in range(0, len(chunk), _PIECE_BYTES):
             if perf_counter() > until:
-                await asyncio.sleep(0)  # lets everything else run
+                await asyncio.sleep(0)  # lets other tasks run
                 until = perf_counter() + _TURN_S
             self.hold(take(chunk[start : start + _PIECE_BYTES]))
 
     def hold(self, size: int) -> None:
-        """Sets the bytes that the request holds. Raises RequestError if all requests leave less than `size` free."""
+        """Sets the number of bytes that the request holds. Raises RequestError if less than `size` is then free."""
         intake = self._intake
         intake.held_bytes += size - self._held_bytes
         self._held_bytes = size
@@ -136,8 +136,8 @@ class Incoming:
             )
 
     async def check(self, size: int, steps: Steps[Result], *, shows: bool = False, at_once: bool = False) -> Result:
-        """Returns the result of the steps, and decodes the media that they yield. `size` and `shows` choose the thread,
-        as in `Intake.run`; with `at_once` the steps run here. Raises RequestError and BadRequestError."""
+        """Runs `steps`, decodes the media that they yield, and returns their result. `size` and `shows` choose the
+        thread (`Intake.run`); `at_once` stands for the event loop. Raises RequestError and BadRequestError."""
         while True:
             step = _next(steps) if at_once else await self._intake.run(size, _next, steps, shows=shows)
             if isinstance(step, _End):
@@ -145,11 +145,11 @@ class Incoming:
             await self.decode(step)
 
     async def check_body(self, steps: Steps[Result]) -> Result:
-        """Returns the result of the steps that check the whole body."""
+        """Runs the steps that check the whole body, which `read_all` has read, and returns their result."""
         return await self.check(self.size, steps, at_once=self.size <= _AT_ONCE_BYTES)
 
     async def decode(self, prompt: ShownPrompt | None) -> None:
-        """Decodes those media of a prompt that were never decoded. Raises MediaError if one is damaged."""
+        """Waits until all media of a prompt are decoded. Raises MediaError if one of them is damaged."""
         if prompt is None:
             return
         self._prompts.append(prompt)
@@ -164,7 +164,7 @@ class _End(NamedTuple):
 def _next(steps: Steps[object]) -> ShownPrompt | _End | None:
     try:
         return next(steps)
-    except StopIteration as end:  # which no future can raise
+    except StopIteration as end:  # a future cannot raise StopIteration
         return _End(end.value)
 
 

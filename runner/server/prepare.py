@@ -1,4 +1,4 @@
-"""Turns a client's request into a request to the engine. Runs on the threads that check requests."""
+"""Turns a client's request into a request to the engine. Runs on the threads of `Intake`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -14,25 +14,25 @@ from runner.tokenizer.detokenizer import StopStrings
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
-_LEAST_TOKEN_BYTES = 64  # of the longest token: normalizers may shorten text, and an unknown word may be one token
-_CHARACTERS_PER_TOKEN = 8  # twice as many as in prose; a prompt with more per token of context is encoded in parts
+_LEAST_TOKEN_BYTES = 64  # of the longest token, at least: normalizers shorten text, an unknown word may be one token
+_CHARACTERS_PER_TOKEN = 8  # twice that of prose; a prompt with more, for each token of context, is encoded in parts
 
 
 def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:
-    """Returns the most bytes, in UTF-8, of a prompt that fits into the context. The first call walks the vocabulary."""
+    """Returns the most bytes, in UTF-8, of a prompt that fits the context. The first call reads the vocabulary."""
     return context_length * max(tokenizer.longest_bytes, _LEAST_TOKEN_BYTES)
 
 
 def refuse_size(size: int, tokenizer: Tokenizer, limits: Limits) -> NoReturn:
-    """Raises RequestError for a prompt of more than `most_prompt_bytes`, with the least number of its tokens."""
+    """Raises RequestError, with the least number of tokens, for a prompt of `size` bytes: over `most_prompt_bytes`."""
     context_length = limits.context_length
     limits.refuse_beyond(size * context_length // most_prompt_bytes(tokenizer, context_length))
     raise AssertionError("a prompt of this size fits")
 
 
 def with_format(wire: CompletionRequest, vision: Vision) -> tuple[CompletionRequest, Format | None]:
-    """Returns the request, and the format that its answer must follow. Raises RequestError for an invalid format, or
-    for media that the model cannot take."""
+    """Returns `wire`, and the format that the answer must follow. Raises RequestError for an invalid format, and for
+    media that the model does not accept."""
     try:
         wanted = decode_format(bytes(wire.format))
     except FormatError as error:
@@ -42,9 +42,9 @@ def with_format(wire: CompletionRequest, vision: Vision) -> tuple[CompletionRequ
 
 
 def check_length_in_parts(text: str, tokenizer: Tokenizer, limits: Limits) -> Iterator[None]:
-    """Encodes a prompt that is probably too long, one part a step. Raises RequestError as soon as it is too long.
+    """Encodes a prompt that is probably too long, one part in each step. Raises RequestError as soon as it is too long.
 
-    Encoding the whole prompt at once would take 100 times its memory. Skips a prompt with few characters.
+    Encoding the whole prompt in one call would take 100 times its memory. A prompt with few characters is not checked.
     """
     if len(text) > max(PART_CHARACTERS, limits.context_length * _CHARACTERS_PER_TOKEN):
         for count in accumulate(map(len, tokenizer.encode_parts([text]))):
@@ -60,10 +60,10 @@ def prepare(
     vision: Vision,
     left: Callable[[], bool] = lambda: False,
 ) -> Steps[Request]:
-    """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
+    """Returns the request to compute. Raises RequestError, with a message that hosts know, if it cannot be computed.
 
-    Yields the media that `Vision.expand` needs decoded; the others are decoded later. Stops between two media when
-    `left` returns True.
+    Yields the media that must be decoded before `Vision.expand` can continue; other media are decoded later. Stops
+    between two media when `left` returns True.
     """
     yield from check_length_in_parts(wire.prompt, tokenizer, limits)
     shown = None
@@ -89,7 +89,7 @@ def prepare(
 
 
 def _refuse_unknown_tokens(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuses tokens without an embedding, such as some of media: MLX would read memory outside the table."""
+    """Refuses tokens that have no embedding, as some tokens for media: MLX would read memory outside the table."""
     token = max(prompt)
     if token >= vocab_size > 0:
         text = tokenizer.token_text(token)
@@ -123,7 +123,7 @@ def _sampling(wire: CompletionRequest) -> SamplingOptions:
 
 
 def out_of_range(wire: CompletionRequest, sampling: SamplingOptions) -> Iterator[tuple[str, float, str]]:
-    """Yields each key whose value is out of range, the value, and the value in `sampling` that replaces it."""
+    """Yields each key with a value out of range, that value, and the value in `sampling` that replaces it."""
     for name, value, instead in sampling.out_of_range():
         yield f"Options.{name}", value, instead
     if wire.top_logprobs != sampling.top_logprobs:

@@ -1,7 +1,7 @@
-"""Log lines about keys without an effect, and about values out of range.
+"""Logs keys of requests that have no effect, and values out of range.
 
-Hosts send neither, so these lines are for authors of clients. Clients may be hostile: each key is logged once, at most
-`MOST_KEYS` are, and the lines contain only keys and numbers.
+Hosts send neither, so these log lines are for authors of clients. Clients may be hostile: each key is logged only once,
+at most `MOST_KEYS` keys are logged, and the lines contain only keys and numbers.
 """
 
 import re
@@ -15,7 +15,7 @@ from runner.logs import Log
 log = Log(__name__)
 
 _ALIKE = 0.8
-"""The least similarity, from 0 to 1, of a misspelt key."""
+"""The least similarity, from 0 to 1, of an unknown key to a known one for the log line to name the latter."""
 MOST_KEYS = 64
 _QUIET = {f"options.{name}" for name in UNUSED}
 _NUMBER = re.compile(r"\[\d+\]")
@@ -32,29 +32,29 @@ _MEANT = {
     "repetition_penalty": "Options.repeat_penalty",
     "n_probs": "TopLogprobs",
 }
-"""Keys of other interfaces -> their names here."""
+"""Key of another interface, in lower case -> the key of this interface with the same meaning."""
 _NAMES = {name.lower(): meant for name, meant in (_MEDIA | _OPTIONS | _KEYS | _MEANT).items()}
 
 
 class Remarks:
-    """The keys that were logged. Owner: the event loop."""
+    """Logs each key once. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def log_unknown(self, keys: Iterable[str]) -> None:
-        """Logs the new keys that no host sends, each after its place."""
+        """Logs unknown keys that were not logged before and that no host sends. Each of `keys` is a path."""
         for place in keys:
             key = _NUMBER.sub("[]", place)
             if key.lower() not in _QUIET and self._is_new(key):
-                from difflib import get_close_matches  # hosts never need it
+                from difflib import get_close_matches  # imported here, since hosts never need it
 
                 nearest = get_close_matches(key.rpartition(".")[2].lower(), _NAMES, n=1, cutoff=_ALIKE)
                 meant = {"meant": _NAMES[nearest[0]]} if nearest else {}
                 log.warning("an unknown key has no effect", key=key, **meant)
 
     def log_values(self, found: Iterable[tuple[str, float, str]]) -> None:
-        """Logs keys with a value out of range, and the value that replaces it."""
+        """Logs each key with a value out of range, and the value that replaces that."""
         for key, value, instead in found:
             if self._is_new(key):
                 log.warning("a value is out of range", key=key, value=value, instead=instead)

@@ -1,4 +1,4 @@
-"""The routes, and the rules for all of them: access for local programs only, refusals, the access log."""
+"""The routes, and the rules for all routes: access for local programs only, refusals, the access log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -24,15 +24,15 @@ from runner.server.tokenize import TokenizeEndpoint
 log = Log(__name__)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 HEADERS = ("Host", "Origin", "Sec-Fetch-Site")
-"""The arguments of `is_local`, in order."""
+"""The headers that are the arguments of `is_local`, in this order."""
 
 
 def is_local(host: str | None, origin: str | None, fetch_site: str | None) -> bool:
     """Returns True if a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers comes from a local program.
 
-    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; for requests
-    without an `Origin` (pictures, scripts, links) it says `cross-site`. Local programs send a loopback `Host` and no
-    `Origin`, or a loopback one.
+    A browser sends the `Origin` of the page; after DNS rebinding, its `Host` is the attacker's name. For requests
+    without an `Origin` (pictures, scripts, links), its `Sec-Fetch-Site` is `cross-site`. Local programs send a loopback
+    `Host`, and no `Origin` or a loopback one.
     """
     if fetch_site == "cross-site":
         return False
@@ -49,10 +49,10 @@ def _is_loopback(url: str) -> bool:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _NO_MEMORY = "out of memory: "
-"""The beginning of a text of `runner.logs.exception_line` after memory has run out."""
+"""The beginning of the text that `runner.logs.exception_line` returns for a lack of memory."""
 _STATUS_PATHS = ("/v1/status", "/health")
 _WATCHED_PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
-"""Paths of wings that programs poll."""
+"""Paths of wings that programs request again and again."""
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
 _SCORE_PATH = "/v1/score"
 _CHAT_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -62,14 +62,14 @@ _ELSEWHERE = (
     " `mlx-runner ollama serve` starts it with this runner. Here, POST /completion completes a prompt as it is:"
     ' {"Prompt": "...", "Options": {"num_predict": 100}}'
 )
-"""For a client that takes this port for Ollama's. Hosts know the first words."""
+"""The response to a client that takes this port for Ollama's. Hosts know the first words."""
 _ENGINE = web.AppKey("engine", Engine)
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
 def make_app(engine: Engine, helper: Executor, routes: Iterable[web.RouteDef] = ()) -> web.Application:
-    """Returns the runner's endpoints over an engine, and the `routes` of wings. `helper` runs slow work other than
-    tokenizing."""
+    """Returns the web application with the runner's endpoints over an engine, and with the `routes` of wings. `helper`
+    runs slow work other than tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
         dimensions = engine.encoder_use.dimensions
@@ -79,7 +79,7 @@ def make_app(engine: Engine, helper: Executor, routes: Iterable[web.RouteDef] = 
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
     async def post_by_model(of_text: Handler, http: web.Request) -> web.StreamResponse:
-        """Answers by the encoder's endpoint at this path; `of_text` answers for a model that makes text."""
+        """Answers with the encoder's endpoint for this path or, if there is none, with `of_text`."""
         endpoint = engine.encoder_use.endpoints.get(http.path)
         if endpoint is None:
             return await of_text(http)
@@ -122,7 +122,7 @@ def _json(body: bytes) -> web.Response:
 
 @web.middleware
 async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses foreign and surplus requests, writes refusals in the form that hosts expect, and logs the request."""
+    """Refuses foreign and surplus requests (`is_local`, `is_full`), writes refusals as hosts expect, logs requests."""
     started = perf_counter()
     connections = request.app[CONNECTIONS]
     connections.begin(request.protocol)
@@ -137,7 +137,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         if isinstance(error, RequestError):
             response = _refusal(error.status, str(error))
         else:
-            response = _refusal(400, f"Bad Request: {error}")  # the first words are for hosts
+            response = _refusal(400, f"Bad Request: {error}")  # hosts read the first words
         request.app[_ENGINE].refused += _is_ours_to_count(request)
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
@@ -147,7 +147,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = _refusal(404, _ELSEWHERE if elsewhere else "404 page not found")
     except web.RequestPayloadError:
         response = _refusal(400, "Bad Request: the body is not encoded as its headers state")
-    except (asyncio.CancelledError, ConnectionResetError):  # while waiting or writing
+    except (asyncio.CancelledError, ConnectionResetError):  # raised while waiting or writing
         write = log.debug if request.path in _WATCHED_PATHS else log.info
         write("the client is gone", path=request.path, **_named(request))
         raise
@@ -156,7 +156,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:
         log.exception("a request failed", path=request.path, **_named(request))
         request.app[_ENGINE].failed += _is_ours_to_count(request)
-        raise  # the server answers 500, or breaks off a stream that has begun
+        raise  # the server answers 500, or aborts a response that has begun
     finally:
         connections.end(request.protocol)
     if not request.content.is_eof():
@@ -168,13 +168,13 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _is_ours_to_count(request: web.Request) -> bool:
-    """Returns True for a request of a kind that the engine counts, if it has not reached the engine."""
+    """Returns True for a completion or score request that did not reach the engine: the engine counts the others."""
     return request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request
 
 
 def _refusal(status: int, text: str) -> web.Response:
-    """Returns an error as Go's net/http writes it, in one line. A host that reads `out of memory` in it unloads all
-    models, so these words are respelled if a client wrote them."""
+    """Returns an error response in one line, as Go's net/http writes errors. A host that reads `out of memory` in it
+    unloads all models, so these words are changed if they come from a client."""
     line = told(text)
     line = line if line.startswith(_NO_MEMORY) else harmless(line)
     return web.Response(status=status, text=f"{line}\n", headers={"X-Content-Type-Options": "nosniff"})
@@ -187,5 +187,5 @@ def _log_access(http: web.Request, status: int, took_s: float) -> None:
 
 
 def _named(http: web.Request) -> dict[str, int]:
-    """Returns the number under which the engine logs the request, if it has one."""
+    """Returns the number by which the engine's log names the request, as a dict; an empty dict if there is none."""
     return {"request": http[NUMBER]} if NUMBER in http else {}

@@ -1,7 +1,7 @@
-"""`POST /v1/score`: the log-probabilities of candidates after each of several prompts, in one JSON object.
+"""`POST /v1/score`: the log-probabilities of candidates for the token after each prompt of a request.
 
-Each row is a request to the engine whose answer has no token: it is prefilled in its turn, shares prefixes through the
-cache, and ends when its client leaves. All rows are checked before the first is computed.
+Each row becomes a request to the engine whose answer has no token. The request waits for its turn, shares prefixes
+through the cache, and ends when the client leaves. All rows are checked before any is computed.
 """
 
 import json
@@ -32,16 +32,16 @@ from runner.server.intake import Incoming, Intake
 from runner.tokenizer import Tokenizer
 
 _LONG = 1 << 12
-"""Characters of a prompt's end. A longer end is tokenized for one candidate a turn."""
+"""The most characters of a prompt's end for which all candidates are tokenized in one step; else each has a step."""
 _Known = dict[bytes, list[int]]
-"""Digest of a row's texts -> the tokens of its candidates, so that a repeated row is not tokenized again."""
+"""Digest of a row's texts -> the tokens of the row's candidates, so that a repeated row is not tokenized again."""
 _MOST_KNOWN = 4096
 _AT_ONCE = 2
-"""The rows of one client that are computed at once: the second shows the cache where their prefixes part."""
+"""The rows of one client that are computed at the same time. The second row shows the cache where prefixes differ."""
 
 
 class ScoreEndpoint:
-    """Checks rows off the event loop, and has the engine compute them."""
+    """Checks rows on other threads, and has the engine compute them."""
 
     def __init__(self, engine: Engine, intake: Intake) -> None:
         self._engine = engine
@@ -49,7 +49,7 @@ class ScoreEndpoint:
         self._known = _Known()
 
     async def post(self, http: web.Request) -> web.Response:
-        """Scores all rows. The server cancels this call when the client disconnects."""
+        """Answers one score request. The server cancels this call when the client disconnects."""
         self._engine.encoder_use.refuse_prompts()
         vision = self._engine.vision
         with Incoming(self._intake, vision) as incoming:
@@ -67,7 +67,7 @@ class ScoreEndpoint:
         return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
 
     async def _scored(self, requests: Sequence[Request], row: int) -> tuple[list[float], int]:
-        """Returns the scores of a row, and the number of its cached tokens. Raises RequestError."""
+        """Returns the scores of a row, and the number of cached tokens in it. Raises RequestError if the row failed."""
         for request in requests[0 if row == 0 else row + _AT_ONCE - 1 : row + _AT_ONCE]:
             self._engine.submit(request)
         scores: list[float] = []
@@ -85,7 +85,7 @@ class ScoreEndpoint:
 
 
 def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Steps[list[Request]]:
-    """Returns a request for each row. Raises RequestError in the words that hosts know."""
+    """Returns a request for each row. Raises RequestError, with a message that hosts know, if a row is invalid."""
     tokenizer, limits, requests = engine.tokenizer, engine.limits, list[Request]()
     wanted = decode_score(b"".join(chunks))
     if not 1 <= len(wanted.rows) <= MOST_ROWS:
@@ -128,7 +128,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Steps[li
 
 
 def _refuse_long(number: int, text: str, most: int, tokenizer: Tokenizer) -> None:
-    """Refuses a prompt that is far too long, without reading it to its end."""
+    """Refuses a prompt that is far too long, without tokenizing all of it."""
     if len(text) > most * tokenizer.longest_bytes:
         for count in accumulate(map(len, tokenizer.encode_parts([text]))):
             if count > most:
@@ -143,7 +143,7 @@ def _refuse_count(number: int, count: int, most: int) -> None:
 def _candidates(
     number: int, row: Row, text: str, ids: Sequence[int], tokenizer: Tokenizer
 ) -> Generator[None, None, list[int]]:
-    """Returns the token that each candidate adds to a prompt that ends with `text`, whose tokens are `ids`."""
+    """Returns the token of each candidate. `text` is the end of the prompt, and `ids` are the tokens of `text`."""
     if not 1 <= len(row.candidates) <= MOST_CANDIDATES:
         raise RequestError(f"prompt {number} requires 1\u2013{MOST_CANDIDATES} candidates")
     tail, known = _tail(text, ids, tokenizer)
@@ -160,8 +160,8 @@ def _candidates(
 
 
 def _tail(text: str, prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """Returns the end of a prompt from its last special token on, and the tokens of this end. Only this end affects the
-    tokens of a candidate, so the rest is not tokenized again for each."""
+    """Returns the end of a prompt from the last special token on, and the tokens of this end. Only this end affects the
+    tokens of a candidate, so only this end is tokenized again with each candidate."""
     at = next((at for at in range(len(prompt), 0, -1) if prompt[at - 1] in tokenizer.special), 0)
     if at:
         mark = tokenizer.token_text(prompt[at - 1])

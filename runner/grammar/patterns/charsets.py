@@ -1,14 +1,14 @@
-"""Sets of characters in the regular expressions of JSON schemas, and ECMA-262's names for them."""
+"""Sets of characters in the regular expressions of JSON schemas, and ECMA-262's names of such sets."""
 
 import re
 from collections.abc import Iterable
 
 Spans = tuple[tuple[int, int], ...]
-"""Ranges of code points, ends included, in ascending order and with gaps between them."""
+"""A set of characters as ranges of code points: both ends included, in ascending order, with gaps between ranges."""
 
 
 def union(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Returns the set of all characters in `spans`, which may be in any order."""
+    """Returns the set of all characters in `spans`. The ranges may overlap and be in any order."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(spans):
         if merged and low <= merged[-1][1] + 1:
@@ -26,12 +26,12 @@ def complement(spans: Spans) -> Spans:
 
 
 def intersection(left: Spans, right: Spans) -> Spans:
-    """Returns the characters that are in both."""
+    """Returns the characters that are in both sets."""
     return complement(union((*complement(left), *complement(right))))
 
 
 def with_cases(spans: Spans, *, unicode: bool) -> Spans:
-    """Returns ASCII characters with their other cases; with `unicode`, with those two that are not ASCII."""
+    """Returns ASCII characters with their other cases; with `unicode`, also U+212A for `k` and U+017F for `s`."""
     chars = "".join(chr(code) for low, high in spans for code in range(low, high + 1))
     chars += chars.swapcase()
     more = {0x212A: "k", 0x17F: "s"} if unicode else {}
@@ -56,7 +56,7 @@ CLASSES |= {letter.upper(): complement(spans) for letter, spans in CLASSES.items
 
 
 def astral(leads: Spans, trails: Spans) -> Spans:
-    """Returns the characters that these halves of surrogate pairs form; empty if they are not halves."""
+    """Returns the characters that surrogate pairs of these halves stand for; empty if one is not a half."""
     if not leads or not trails or intersection(leads, LEADS) != leads or intersection(trails, TRAILS) != trails:
         return ()
     return union(
@@ -68,8 +68,8 @@ def astral(leads: Spans, trails: Spans) -> Spans:
 
 
 def atoms(sets: Iterable[Spans], most: int) -> list[Spans]:
-    """Returns the largest sets of characters that each lie wholly within or wholly outside each of `sets`. Stops once
-    there are more than `most`."""
+    """Divides all characters into the fewest sets such that each lies wholly inside or wholly outside each of `sets`.
+    Stops early once there are more than `most`."""
     found: list[Spans] = [EVERY]
     for spans in sets:
         if len(found) <= most:
@@ -99,8 +99,8 @@ STerm Soft_Dotted SD Terminal_Punctuation Term Unified_Ideograph UIdeo Uppercase
 space XID_Continue XIDC XID_Start XIDS
 """
 _CATEGORY = "|".join(_CATEGORIES.split())
-_SCRIPT = "[A-Z][a-z]+(?:_[A-Za-z]+)*"  # the compiler knows their names
+_SCRIPT = "[A-Z][a-z]+(?:_[A-Za-z]+)*"  # llguidance checks the names of scripts
 PROPERTY = re.compile(
     rf"\{{((?:(?:General_Category|gc)=)?(?:{_CATEGORY})|{'|'.join(_BINARY.split())}|(?:Script(?:_Extensions)?|scx?)={_SCRIPT})\}}"
 )
-"""The braces of `\\p{...}`, with a name in them that ECMA-262 has."""
+"""Matches the braces after `\\p` if ECMA-262 has the name in them."""

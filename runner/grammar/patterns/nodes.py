@@ -1,4 +1,4 @@
-"""The parts of a regular expression."""
+"""The parts of a regular expression, called nodes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from runner.grammar.patterns.charsets import EVERY, Spans, union
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character in `within` that is of `spans` or of a property or, with `negated`, of none of them."""
+    """One character in `within` that is in `spans` or has one of `properties`; if `negated`, one that is not."""
 
     spans: Spans
     properties: tuple[str, ...] = ()
     negated: bool = False
     folded: bool = False
-    """True if case does not matter."""
+    """True if upper and lower case count as equal."""
     within: Spans = EVERY
     edges: bool = False
     empty: bool = False
@@ -23,7 +23,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Seq:
-    """One node after the other."""
+    """The nodes `items`, one after the other."""
 
     items: "tuple[Node, ...]"
     edges: bool = False
@@ -32,7 +32,7 @@ class Seq:
 
 @dataclass(frozen=True, slots=True)
 class Alt:
-    """One of the options."""
+    """One of the nodes `options`."""
 
     options: "tuple[Node, ...]"
     edges: bool
@@ -41,7 +41,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The item at least `least` times, and at most `most` (None: any number)."""
+    """The node `item`, at least `least` times and at most `most` times; None for `most` means any number of times."""
 
     item: "Node"
     least: int
@@ -52,7 +52,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A place of this kind: `^`, `$`, `b`, `B`, or a look for one of `spans`: `=`, `!`, `<=`, `<!`."""
+    """A place in a text, of the kind `^`, `$`, `b` or `B`, or a look (`=`, `!`, `<=` or `<!`) for one of `spans`."""
 
     kind: str
     multiline: bool = False
@@ -63,7 +63,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A place with the item before it (`behind`) or after it, or with `negative` without it."""
+    """A place in a text with `item` after it or, if `behind`, before it; if `negative`, a place without it."""
 
     item: "Node"
     behind: bool
@@ -73,13 +73,13 @@ class Look:
 
     @property
     def kind(self) -> str:
-        """The kind of an `Edge` that looks the same way."""
+        """The kind of an `Edge` with the same direction and sign."""
         return "<" * self.behind + ("!" if self.negative else "=")
 
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The text of a group."""
+    """A reference to a group: the text that the group has matched."""
 
     group: int | str
     edges: bool = True
@@ -87,13 +87,13 @@ class Back:
 
 
 Node = Chars | Seq | Alt | Repeat | Edge | Look | Back
-"""A part of a pattern. `edges`: it has parts other than characters. `empty`: it may match the empty text."""
+"""A part of a pattern. `edges`: it contains an Edge, a Look or a Back. `empty`: it may match the empty text."""
 NOTHING = Seq(())
 NEVER = Chars(())
 
 
 def seq(items: Iterable[Node]) -> Node:
-    """Returns the sequence of `items`."""
+    """Returns the simplest node for the sequence of `items`."""
     flat: list[Node] = []
     for item in items:
         flat += item.items if isinstance(item, Seq) else (item,)
@@ -105,7 +105,7 @@ def seq(items: Iterable[Node]) -> Node:
 
 
 def alt(options: Iterable[Node]) -> Node:
-    """Returns the choice between `options`, without those that never match."""
+    """Returns the simplest node for a choice between `options`, without those that never match."""
     flat: dict[Node, None] = {}
     spans: list[tuple[int, int]] = []
     for option in options:
@@ -122,7 +122,7 @@ def alt(options: Iterable[Node]) -> Node:
 
 
 def repeat(item: Node, least: int, most: int | None) -> Node:
-    """Returns `item` this many times."""
+    """Returns the simplest node for `item`, at least `least` and at most `most` times (None: any number)."""
     if most == 0 or item == NOTHING or (item == NEVER and not least):
         return NOTHING
     if (least, most) == (1, 1):
@@ -133,7 +133,7 @@ def repeat(item: Node, least: int, most: int | None) -> Node:
 
 
 def beginnings(items: Sequence[Node]) -> Iterator[tuple[Node, Sequence[Node]]]:
-    """Yields each item with which a text of these may begin, and the items after it."""
+    """Yields each of `items` with which a text of the sequence `items` may begin, and the items after it."""
     for at, item in enumerate(items):
         yield item, items[at + 1 :]
         if not item.empty:
@@ -141,12 +141,12 @@ def beginnings(items: Sequence[Node]) -> Iterator[tuple[Node, Sequence[Node]]]:
 
 
 def is_plain(node: Node) -> TypeGuard[Chars]:
-    """Returns True for one character of known ones, without properties and conditions."""
+    """Returns True for `Chars` that have nothing but `spans`."""
     return isinstance(node, Chars) and node == Chars(node.spans)
 
 
 def within(node: Node) -> Iterator[Node]:
-    """Yields the node and all parts of it."""
+    """Yields the node and all nodes inside it."""
     waiting = [node]
     while waiting:
         yield (part := waiting.pop())

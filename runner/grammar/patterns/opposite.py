@@ -1,6 +1,6 @@
-"""Finds a regular expression for the texts that another one does not match, by way of a small automaton.
+"""Finds a regular expression for all texts that another one does not match, with a small automaton.
 
-A state is a node for the possible continuations (Brzozowski's derivatives). States are eliminated one by one.
+A state is a node for the texts that may follow (Brzozowski's derivatives). States are eliminated one by one.
 """
 
 from collections import Counter
@@ -30,8 +30,8 @@ _ANY = repeat(Chars(EVERY), 0, None)
 
 
 def opposite(node: Node) -> Node | None:
-    """Returns a node for every text that `node`, which has no edges, does not match; None if it is too large, or has
-    characters that are known only by name."""
+    """Returns a node that matches exactly the texts that `node` does not match. `node` must have no edges. Returns None
+    if the result is too large, or if `node` has characters that are known only by the name of a property."""
     sets = {each for each in within(node) if isinstance(each, Chars)}
     if not all(map(is_plain, sets)):
         return None
@@ -51,7 +51,7 @@ def opposite(node: Node) -> Node | None:
 
 
 def _after(node: Node, code: int) -> Node:
-    """Returns the rests of the texts of `node` that begin with this character."""
+    """Returns a node for what follows the character `code` in the texts of `node` that begin with it."""
     match node:
         case Chars(spans):
             return NOTHING if any(low <= code <= high for low, high in spans) else NEVER
@@ -72,7 +72,7 @@ def _either(ways: Iterable[Node]) -> Node:
 
 
 def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Node | None:
-    """Returns the texts on all ways from state 0 to `ends`; None if they have too many parts."""
+    """Returns a node for the texts on all ways from state 0 to a state in `ends`; None if it has too many parts."""
     last = len(arrows)
     ways: dict[tuple[int, int], Node] = {
         (before, after): Chars(spans) for before, row in enumerate(arrows) for after, spans in row.items()
@@ -81,7 +81,7 @@ def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Nod
     ways[-1, 0] = NOTHING
     left = {*range(last)}
     while left:
-        # To eliminate the state with the fewest ways through it makes the others grow least.
+        # Eliminating the state with the fewest ways through it makes the other ways grow least.
         through = Counter(before for before, after in ways if before != after)
         state = min(left, key=lambda each: through[each] * sum(after == each for _, after in ways))
         left.remove(state)

@@ -1,10 +1,10 @@
-"""Parses the regular expressions of JSON schemas: ECMA-262's, with the modifiers of 2025.
+"""Parses the regular expressions of JSON schemas, which are those of ECMA-262 with the modifiers of 2025.
 
-A pattern is read as with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, or spells
-halves of surrogate pairs, the older grammar (Annex B) is used. Characters are code points either way.
+A pattern is first read as if it had the flag `u`, as JSON Schema recommends. If that fails, or if the pattern spells
+half of a surrogate pair, the older grammar without the flag (Annex B) is used. In both, a character is a code point.
 
-Two of Python's forms, which are invalid in ECMA-262, are read as well, since schemas made from Python types have them:
-flags for the whole pattern at its start, `(?i)`, and groups named `(?P<name>...)`.
+Two forms of Python that are invalid in ECMA-262 are accepted, since schemas made from Python types have them: flags for
+the whole pattern at its start, as in `(?i)`, and named groups as in `(?P<name>...)`.
 """
 
 import re
@@ -34,7 +34,7 @@ _MODIFIERS = re.compile(r"([ims]*)(-?)([ims]*):")
 _LOOK = re.compile("<?[=!]")
 _NAMED = re.compile("P?<")
 _GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|(\((?!\?)|\(\?P?<(?![=!])([^>]*))", re.DOTALL)
-"""An escape, a class, or the beginning of a capturing group, with its name."""
+"""Matches an escape, a class, or the beginning of a capturing group with its name, if it has one."""
 _QUANTIFIER = re.compile(r"(?:([*+?])|\{([0-9]+)(?:(,)([0-9]*))?\})\??")
 _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _REFERENCE = re.compile("[1-9][0-9]*")
@@ -47,7 +47,7 @@ _LETTER_IN_CLASS = re.compile("[A-Za-z0-9_]")
 
 
 class PatternError(ValueError):
-    """An invalid pattern; the text says why, and where."""
+    """An invalid pattern. The message says why it is invalid, and where."""
 
 
 class PatternDepthError(Exception):
@@ -59,17 +59,17 @@ class _HalvesError(Exception):
 
 
 class Pattern(NamedTuple):
-    """A pattern that has been read, and its groups by number and name."""
+    """A parsed pattern, and its groups by number and by name."""
 
     node: Node
     groups: dict[int | str, Node]
     doubtful: bool
-    """True if it is valid only without the flag `u` but has `\\p{...}`, which is read as with the flag."""
+    """True if the pattern is valid only without the flag `u`, but its `\\p{...}` is read as with the flag."""
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Reads a pattern. Raises PatternError if it is not a regular expression, and PatternDepthError if its groups are
-    nested deeper than 60 levels."""
+    """Parses a pattern. Raises PatternError if the text is not a regular expression, and PatternDepthError if groups
+    are nested deeper than 60 levels."""
     try:
         return _Parser(text, unicode=True).pattern()
     except (PatternError, _HalvesError):
@@ -90,7 +90,7 @@ class _Parser:
         self._captures, self._names = len(groups), {_spelled(found[2]) for found in groups if found[2] is not None}
         self._named = unicode or bool(self._names)
         self._taken = frozenset[str]()
-        """The names of groups that may match together with the next part."""
+        """The names of groups that may match together with the next part, where no group may use them again."""
         self._doubtful = False
 
     def pattern(self) -> Pattern:
@@ -119,7 +119,7 @@ class _Parser:
         raise PatternError(f"{why} at character {self._at + 1}")
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Takes what matches here."""
+        """Returns the match of `pattern` at the present position, and moves behind it."""
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return found
@@ -188,7 +188,7 @@ class _Parser:
         return repeat(atom, least, most if most is None or most < _MOST_TIMES else None)
 
     def _group(self) -> tuple[Node, str]:
-        """Returns a group, or a look and its opening characters."""
+        """Returns a group and "", or a look and the characters after its `(?`, such as `<=`."""
         start = self._at
         name, look, flags = "", "", self._flags
         captures = not self._take("?")
@@ -253,11 +253,11 @@ class _Parser:
         return self._chars(((found, found),)) if isinstance(found, int) else found
 
     def _back(self, group: int | str) -> Node:
-        """Returns a reference to a group. A group that has not ended stands for the empty text."""
+        """Returns a reference to a group. A group that has not ended matches the empty text."""
         return Back(group) if group in self._groups or self._behind else NOTHING
 
     def _escape(self, *, in_class: bool) -> int | Chars:
-        """Returns the character after a backslash, or the class."""
+        """Returns the character or the class that an escape stands for. The backslash has been read."""
         start = self._at
         if octal := self._match(_NUL if self._unicode else _OCTAL):
             return int(octal[0], 8)
@@ -285,7 +285,7 @@ class _Parser:
         return ord(char)
 
     def _character(self, code: int, trail: int | None = None) -> int:
-        """Returns the character of this number, or of two halves of a surrogate pair."""
+        """Returns the character with the number `code`, or that of the surrogate pair `code` and `trail`."""
         if trail is not None:
             return 0x10000 + ((code - 0xD800) << 10) + trail - 0xDC00
         if code > 0x10FFFF:
@@ -359,5 +359,5 @@ def _number(digits: str) -> int:
 
 
 def _spelled(name: str) -> str:
-    """Returns the name of a group without its escapes."""
+    """Returns the name of a group with its escapes decoded."""
     return _NAME_ESCAPE.sub(lambda found: chr(min(int(found[1] or found[2], 16), 0x10FFFF)), name)

@@ -1,6 +1,6 @@
-"""Translates the regular expressions in the schemas of a format: those of `pattern` and `patternProperties`.
+"""Translates the regular expressions in the schemas of a format, which are in `pattern` and `patternProperties`.
 
-A look-ahead or look-behind becomes a second pattern in an `allOf`. The name of a property can have only one pattern.
+A look-ahead or look-behind becomes a second pattern in an `allOf`. `patternProperties` cannot have a second one.
 """
 
 import json
@@ -19,12 +19,12 @@ from runner.logs import printable
 _ANY_NAME = "^(?s:.*)$"
 _MOST_SHOWN = 100
 _UNKNOWN = "Unable to determine if regex is empty"
-"""llguidance's error for patterns that it cannot follow together."""
+"""A part of llguidance's error for several patterns that it cannot follow at the same time."""
 
 
 def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
-    """Returns the format with its patterns in the compiler's dialect, and the first part of them that is left out.
-    Raises RequestError if a pattern is invalid, or if a strict schema would lose a part of one."""
+    """Returns the format with its patterns in llguidance's dialect, and the first part of a pattern that is left out
+    ("" if none is). Raises RequestError if a pattern is invalid, or if a part must be left out of a strict schema."""
     left_out: list[str] = []
 
     def translate(root: Schema) -> None:
@@ -42,7 +42,7 @@ def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
 
 
 def _translated(schema: Schema) -> Iterator[str]:
-    """Translates the patterns of a schema in place. Yields the parts that are left out."""
+    """Replaces the patterns of a schema by their translations. Yields each part that is left out."""
     if isinstance(pattern := schema.get("pattern"), str):
         found = _translation(pattern)
         yield from _left_out(found, pattern)
@@ -55,7 +55,7 @@ def _translated(schema: Schema) -> Iterator[str]:
 
 
 def _ask(schema: Schema, patterns: tuple[str, ...]) -> None:
-    """Requires a text to match all these patterns."""
+    """Replaces the `pattern` of a schema, so that a text must match each of `patterns`."""
     schema.pop("pattern")
     if len(patterns) == 1:
         schema["pattern"] = patterns[0]
@@ -65,8 +65,8 @@ def _ask(schema: Schema, patterns: tuple[str, ...]) -> None:
 
 
 def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mapping[str, Translation]) -> None:
-    """Requires names that match. A pattern with a part left out matches more names, which must not get its schema. So
-    it is kept only if no such name is allowed at all."""
+    """Sets `patternProperties` to the translated patterns. One with a part left out matches further names, to which its
+    schema must not apply. So it is kept only if the schema forbids all other names anyway."""
     inexact = any(each.left_out for each in translations.values())
     if inexact and (len(names) > 1 or schema.get("properties") or schema.get("additionalProperties") is not False):
         schema.pop("patternProperties")
@@ -76,13 +76,13 @@ def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mappin
     for name, each in translations.items():
         pattern = each.patterns[0] if each.patterns else _ANY_NAME
         while pattern in asked:
-            pattern += "(?:)"  # two patterns for the same names stay two
+            pattern += "(?:)"  # different patterns with equal translations must stay two keys
         asked[pattern] = names[name]
     schema["patternProperties"] = asked
 
 
 def _only_one(found: Translation) -> Translation:
-    """Returns the translation with one pattern alone."""
+    """Returns the translation reduced to its last pattern."""
     if len(found.patterns) < 2:
         return found
     return Translation(found.patterns[-1:], ", ".join(filter(None, [found.left_out, "look-around"])))

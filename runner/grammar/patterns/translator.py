@@ -1,8 +1,8 @@
-"""Translates the regular expressions of JSON schemas, which are ECMA-262's, into the compiler's dialect.
+"""Translates the regular expressions of JSON schemas from ECMA-262's dialect into llguidance's.
 
-A translation is anchored and consists only of characters, sequences, choices and repetitions, which mean the same in
-every dialect. Edges (`^`, `$`, `\\b`), which depend on the characters around them, are resolved. A look-ahead or
-look-behind becomes a second pattern that must match, too.
+A translation must match a whole text. It has only characters, sequences, choices and repetitions, which mean the same
+in every dialect. Edges (`^`, `$`, `\\b`) depend on the characters beside them. They are resolved: the translation means
+the same without them. A look-ahead or look-behind becomes a second pattern that must match too.
 """
 
 from collections.abc import Sequence
@@ -46,37 +46,37 @@ _MOST_STEPS = 3000
 _MOST_UNROLLED = 4
 _MOST_CONJUNCTS = 6
 _MOST_WAYS = 4
-"""llguidance follows more patterns at once for a few answers only. Then it refuses tokens that they allow."""
+"""With more patterns to follow together, llguidance begins to refuse allowed tokens after a few answers."""
 _MOST_KINDS = 12
 _MOST_CHARACTERS = 1 << 16
-"""The limit for a pattern and for the shortest text that it matches; a translation may have four times as many."""
+"""The most characters of a pattern, and of the pattern's shortest text. A translation may have four times as many."""
 _WHOLE = complement(HALVES)
 _ESCAPED: Spans = ((34, 34), (92, 92))
 _NO_NUL: Spans = ((1, 0x10FFFF),)
-"""llguidance takes a class of all control characters for one of all characters that JSON escapes, and would allow
-quotes. So such a class never has NUL."""
+"""llguidance mistakes a class of all control characters for all characters that JSON escapes, and would then allow
+quotes. So NUL is always left out of such a class."""
 _NO_CHAR = r"^\x{0}-\x{10FFFF}"
 _ANY = repeat(Chars(EVERY), 0, None)
 _LOOKS = {"=": "look-ahead", "!": "negative look-ahead", "<=": "look-behind", "<!": "negative look-behind"}
 _START, _END, _SOMEWHERE = -1, -2, -3
-"""Used in place of the kind of a character: the beginning of the text, its end, and an unknown place."""
+"""Values in place of the kind of a character: the beginning of the text, the end of the text, an unknown place."""
 
 
 class Translation(NamedTuple):
-    """A pattern in the compiler's dialect."""
+    """A pattern in llguidance's dialect."""
 
     patterns: tuple[str, ...]
-    """A text must match all of them."""
+    """The translated patterns. A text must match all of them."""
     left_out: str = ""
-    """The part of the pattern that is left out; without patterns, the reason why all of it is; else empty."""
+    """The part of the pattern that is left out, or "". Without `patterns`, the reason why the whole pattern is."""
 
 
 class _UnsaidError(Exception):
-    """The translation cannot express a part of the pattern, which the text names."""
+    """The translation cannot express a part of the pattern. The message names that part."""
 
 
 def translated(text: str) -> Translation:
-    """Translates one pattern. Raises PatternError if it is not a regular expression."""
+    """Translates one pattern. Raises PatternError if `text` is not a regular expression."""
     if len(text) > _MOST_CHARACTERS:
         return Translation((), f"has more than {_MOST_CHARACTERS:,} characters")
     try:
@@ -103,15 +103,15 @@ class _Translator:
         self.left_out: list[str] = []
         self._steps = 0
         self._open = False
-        """True while a part of the text is resolved and the text after it is unknown."""
+        """True while a repeated item is resolved alone, so that the text after it is unknown."""
         edges = [each for each in within(pattern.node) if isinstance(each, Edge)]
         self._kinds = atoms(dict.fromkeys(spans for edge in edges for spans in _asked(edge)), _MOST_KINDS)
-        """The kinds of characters that an edge can have beside it."""
+        """The sets of characters that edges of the pattern distinguish. A kind is an index in this list."""
         if len(self._kinds) > _MOST_KINDS:
             raise _UnsaidError("is too complex")
 
     def nodes(self) -> list[Node]:
-        """Returns nodes without edges. A matching text matches each of them as a whole."""
+        """Returns nodes without edges. A text that matches the pattern matches each of these nodes as a whole."""
         whole = _trimmed((_ANY, self._pattern.node, _ANY))
         try:
             conjuncts = self._conjuncts(whole)
@@ -123,7 +123,7 @@ class _Translator:
         return [_prompt(self._resolved(items)) for items in conjuncts]
 
     def _conjuncts(self, items: Sequence[Node]) -> list[Sequence[Node]]:
-        """Returns the conditions on the whole text. Each look in the outermost sequence becomes one of its own."""
+        """Returns the sequences that the whole text must match. Each look in `items` becomes one of its own."""
         items = _trimmed(items)
         at = next((at for at, item in enumerate(items) if _looks(item)), None)
         if at is None:
@@ -143,7 +143,7 @@ class _Translator:
         return [(alt(map(seq, choice)),) for choice in product(*ways)]
 
     def _looked(self, look: Look, left: Sequence[Node], right: Sequence[Node]) -> list[Sequence[Node]]:
-        """Returns the conditions on the whole text that a look between `left` and `right` makes."""
+        """Returns the conditions that a look between `left` and `right` sets for the whole text."""
         before, after = (left, right) if not look.behind else (right, left)
         least, most = _lengths(seq(before))
         if least < most and [*after] != [_ANY]:
@@ -162,7 +162,7 @@ class _Translator:
         return self._conjuncts((allowed, *right) if look.behind else (*left, allowed))
 
     def _alone(self, look: Look, *, edge: bool) -> Node:
-        """Returns a node for the texts on one side of a place at which the look finds its item."""
+        """Returns a node for the texts, on one side of a place, in which `look` finds its item."""
         for each in within(look.item):
             if isinstance(each, Look | Back) or (
                 isinstance(each, Edge) and look.behind and not edge and each.kind != "^"
@@ -172,7 +172,7 @@ class _Translator:
         return self._walk(_START if edge or look.behind else _SOMEWHERE, None, items)
 
     def _resolved(self, items: Sequence[Node]) -> Node:
-        """Returns the sequence without edges. Edges that cannot be resolved are left out."""
+        """Returns the sequence `items` without edges. Edges that cannot be resolved are left out."""
         flat = tuple(items)
         try:
             return self._walk(_START, None, flat)
@@ -182,8 +182,8 @@ class _Translator:
         return self._walk(_START, None, kept)
 
     def _walk(self, before: int, need: frozenset[int] | None, items: tuple[Node, ...]) -> Node:
-        """Returns `items`, the end of a text, without edges. The character before it is of the kind `before`, its first
-        one of the kinds `need` (None: of any)."""
+        """Returns `items` without edges. They match the end of a text: the character before it is of the kind `before`,
+        and its first character is of one of the kinds `need` (None: of any kind)."""
         self._spend()
         if not any(item.edges for item in items):
             whole = seq(items)
@@ -224,7 +224,7 @@ class _Translator:
         return alt(ways)
 
     def _by_itself(self, node: Repeat) -> Node:
-        """Returns a repetition without edges; leaves them out if they depend on the text around the repeated item."""
+        """Returns a repetition without edges. Edges that depend on the text around the repeated item are left out."""
         known, self._open = self._open, True
         try:
             return repeat(self._walk(_SOMEWHERE, None, (node.item,)), node.least, node.most)
@@ -234,7 +234,7 @@ class _Translator:
             self._open = known
 
     def _after(self, edge: Edge, before: int) -> frozenset[int]:
-        """Returns the kinds of characters that may follow this edge if `before` precedes it."""
+        """Returns the kinds of characters that may follow `edge` if a character of the kind `before` precedes it."""
         every = frozenset((*range(len(self._kinds)), _END))
         asked = [span for spans in _asked(edge) for span in spans]
         beside = frozenset(
@@ -256,7 +256,7 @@ class _Translator:
         return union(span for kind in kinds - {_END} for span in self._kinds[kind])
 
     def _beginning(self, node: Node, spans: Spans, step: int = 1) -> Node:
-        """Returns the texts of a node without edges that begin or, with a `step` of -1, end with one of `spans`."""
+        """Returns the texts of `node` that begin with one of `spans` or, with a `step` of -1, end with one."""
         self._spend()
         if spans == EVERY and not node.empty:
             return node
@@ -275,7 +275,7 @@ class _Translator:
         raise AssertionError(node)
 
     def _plain(self, node: Node) -> Node:
-        """Returns a node without edges that may match more texts, and notes each edge that is left out."""
+        """Returns `node` with all edges left out, so that it may match more texts. Adds each edge to `left_out`."""
         if not node.edges:
             return node
         match node:
@@ -306,7 +306,7 @@ def _looks(node: Node) -> bool:
 
 
 def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
-    """Flattens a sequence that is a whole text. Drops the anchors at its ends, and the free text that they rule out."""
+    """Returns the parts of a sequence for a whole text. Drops `^` and `$` at its ends, and any text outside."""
     whole = seq(items)
     flat = [*(whole.items if isinstance(whole, Seq) else (whole,))]
     grouped: list[Node] = []
@@ -321,8 +321,8 @@ def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _prompt(node: Node) -> Node:
-    """Makes a node that skips to a character, and then takes any text, stop at the first such character. llguidance
-    follows several such patterns at once with far less work."""
+    """Returns `node` or, if it skips characters up to a certain one and then allows any text, an equal node that stops
+    at the first such character. llguidance can then follow several patterns with far less work."""
     match node:
         case Seq((*before, Repeat(Chars() as skipped, 0, None), Chars() as found, after)) if after == _ANY:
             if is_plain(skipped) and is_plain(found):
@@ -336,7 +336,7 @@ def _is_word(node: Node) -> bool:
 
 
 def _asked(edge: Edge) -> tuple[Spans, ...]:
-    """Returns the sets of characters that an edge distinguishes."""
+    """Returns the set of characters that an edge tells from others; empty for the ends of a text."""
     if edge.kind in "bB":
         return (WORD,)
     if edge.kind in "^$":
@@ -345,13 +345,13 @@ def _asked(edge: Edge) -> tuple[Spans, ...]:
 
 
 def _ask_before(items: Sequence[Node]) -> bool:
-    """Returns True if one of these nodes may depend on the character before them."""
+    """Returns True if the first edge of `items` may depend on the character before `items`."""
     firsts = (each for item, _ in beginnings(items) if item.edges for each in within(item))
     return any(isinstance(each, Edge) and each.kind not in "$=!" for each in firsts)
 
 
 def _lengths(node: Node) -> tuple[float, float]:
-    """Returns the lengths of the shortest and the longest text of a node. A reference counts as 0 to any number."""
+    """Returns the lengths of the shortest and the longest text of a node. A reference may have any length."""
     match node:
         case Chars():
             return 1, 1
@@ -370,7 +370,7 @@ def _lengths(node: Node) -> tuple[float, float]:
 
 
 def _cut(chars: Chars, spans: Spans) -> Chars:
-    """Returns the characters that are also in `spans`."""
+    """Returns the characters of `chars` that are also in `spans`."""
     if chars.folded:
         raise _UnsaidError("asks for a word boundary without regard to case")
     if chars.properties or chars.negated:
@@ -380,7 +380,7 @@ def _cut(chars: Chars, spans: Spans) -> Chars:
 
 
 def _spelled(node: Node) -> str:
-    """Returns a node without edges in the compiler's dialect."""
+    """Returns the text of a node without edges in llguidance's dialect."""
     match node:
         case Chars():
             return _class(node)
