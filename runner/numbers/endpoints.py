@@ -13,7 +13,7 @@ from aiohttp import web
 
 from protocol.stats import Stats
 from runner.engine.engine import Engine
-from runner.numbers.distributions import EngineStats
+from runner.numbers.journal import EngineStats
 from runner.numbers.stats_cache import StatsCache
 
 _FOLDER = Path(__file__).parent / "page"

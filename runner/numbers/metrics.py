@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 from protocol.stats import Counter, Info, Metric, Sample
 from runner.cache.layer_interface import Miss
 from runner.logs import printable
-from runner.numbers.distributions import Distribution, EngineStats
+from runner.numbers.journal import Distribution, EngineStats
 
 Read = Callable[[EngineStats], object]
 _PREFIX = "mlx_runner_"

@@ -10,7 +10,7 @@ import msgspec
 
 from protocol.stats import CacheNode, CachePicture
 from runner.engine.engine import Engine
-from runner.numbers.distributions import EngineStats
+from runner.numbers.journal import EngineStats
 
 if TYPE_CHECKING:
     from runner.engine.parts import Parts

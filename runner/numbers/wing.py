@@ -11,11 +11,10 @@ from protocol.stats import CacheNode, DraftCounts, MemoryCounts, RankCounts, Sta
 from runner import __version__
 from runner.engine.parts import Parts, Wing
 from runner.numbers.cache import cache_nodes, describe_cache
-from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.figures import queued_figures, running_figures, seconds_between
-from runner.numbers.journal import Journal
+from runner.numbers.journal import Distributions, EngineStats, Journal
 from runner.tokenizer import Tokenizer
-from runner.tokenizer.utf8 import decode_utf8
+from runner.tokenizer.detokenizer import decode_utf8
 
 _PREVIEW = 60
 _MOST_SHOWN = 1 << 14  # the tokens that are looked at: a picture has many, but is shown as one word

@@ -9,7 +9,7 @@ without the GIL. A `Utf8Stream` belongs to the generation that it decodes.
 
 Read in this order: `tokenizer` (with the interface of a vocabulary) and `special_ids`; `tokenizer_json` with
 `piece_bytes`; `tokenizer_model` with `model_proto`; `added_tokens`, `model_files`; `detokenizer` (an answer's tokens to
-text) with `utf8`.
+text).
 """
 
 from runner.tokenizer.model_files import Files

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from runner.errors import ModelError
 from runner.tokenizer.added_tokens import AddedToken, without_broken
+from runner.tokenizer.detokenizer import ONE_PER_BYTE, decode_utf8
 from runner.tokenizer.model_files import Files, JsonObject
 from runner.tokenizer.special_ids import SpecialIds, resolve_special_ids
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
-from runner.tokenizer.utf8 import ONE_PER_BYTE, decode_utf8
 
 
 class Backend(Protocol):

@@ -10,7 +10,7 @@ from runner.engine.events import Refused
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
 from runner.errors import RequestError
-from runner.numbers.distributions import Distribution, EngineStats
+from runner.numbers.journal import Distribution, EngineStats
 from runner.numbers.wing import collect, draw_cache
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB

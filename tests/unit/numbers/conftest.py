@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestServer
 from protocol.stats import CacheNode
 from runner.engine.engine import Engine
 from runner.engine.parts import Parts
-from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.endpoints import StatsEndpoints
+from runner.numbers.journal import Distributions, EngineStats
 from runner.numbers.stats_cache import engine_stats
 from runner.server.routes import make_app
 from tests.lib.page_stand_in import STATS

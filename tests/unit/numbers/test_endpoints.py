@@ -30,8 +30,8 @@ from runner.cache.layer_interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.parts import Parts
-from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
+from runner.numbers.journal import Distributions, EngineStats
 from runner.numbers.metrics import METRICS, annotations, scrape
 from runner.numbers.stats_cache import StatsCache
 from runner.tokenizer import open_tokenizer

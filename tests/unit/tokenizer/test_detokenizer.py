@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.tokenizer.detokenizer import Detokenizer, StopStrings, TextPiece
-from runner.tokenizer.utf8 import Utf8Stream
+from runner.tokenizer.detokenizer import Detokenizer, StopStrings, TextPiece, Utf8Stream
 
 
 class Run(NamedTuple):

@@ -15,8 +15,7 @@ from sentencepiece import SentencePieceProcessor
 from protocol.format import decode_format
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import Tokenizer, open_tokenizer
-from runner.tokenizer.detokenizer import Detokenizer, StopStrings
-from runner.tokenizer.utf8 import Utf8Stream, decode_utf8
+from runner.tokenizer.detokenizer import Detokenizer, StopStrings, Utf8Stream, decode_utf8
 from scripts.tools.models.tokenizers import GPT2_SPLIT, trained_model
 from tests.unit.tokenizer.forms import (
     BERT,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.tokenizer import Tokenizer, open_tokenizer
-from runner.tokenizer.utf8 import decode_utf8
+from runner.tokenizer.detokenizer import decode_utf8
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, sentencepiece
 
 Json = dict[str, object]

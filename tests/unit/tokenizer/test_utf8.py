@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.tokenizer.utf8 import Utf8Stream, decode_utf8
+from runner.tokenizer.detokenizer import Utf8Stream, decode_utf8
 
 VECTORS = [
     (["E3 81", "93 E3", "82 93"], ["", "こ", "ん"]),
