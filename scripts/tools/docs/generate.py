@@ -65,7 +65,7 @@ def architecture_table() -> str:
         notes = (", of this runner" if module in ours else "") + (", for embeddings" if module in ENCODERS else "")
         rows.append(f"| {', '.join(names)} | `{module}`{notes} |")
     others = sorted({*architectures(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
-    return "\n".join([*rows, "", *_listed("And by their `model_type`, from a directory or a store:", others)]) + "\n"
+    return "\n".join([*rows, "", *_listed("All other architectures of mlx-lm, by their `model_type`:", others)]) + "\n"
 
 
 def remaining_list() -> str:
