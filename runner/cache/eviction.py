@@ -154,8 +154,8 @@ class BudgetEnforcer:
         self._eviction = Eviction(self._trie, self._eviction.order)
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
-        """Evicts until all layers and snapshots, and the reserved bytes, fit the budget; entries of open sessions stay.
-        If parked sequences are not enough, frees `spare_bytes` more."""
+        """Evicts until layers, snapshots and reserved bytes fit the budget. Parked sequences go first; if they are not
+        enough, frees `spare_bytes` more. Entries of open sessions stay."""
         sequences, ledger, eviction = self._sequences, self._sequences.totals.ledger, self._eviction
         eviction.refresh()
         if budget_bytes is None:

@@ -98,8 +98,8 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
     at_once = False
     most_together = MOST_TOGETHER
     longest_forward = 80
-    """The most tokens of a target's forward whose hidden states are kept: of a step, a round with forced tokens, or the
-    rest of a prompt. In longer parts of a prompt this would compute more than the prompt needs."""
+    """The longest forward, in tokens, whose hidden states are kept: a step, a round with forced tokens, or the rest of
+    a prompt. In longer parts of a prompt, keeping them would compute more than the prompt needs."""
 
     def __init__(self, name: str, tapped: Sequence[Module], most_rows: int, make_text: Callable[[], AnyText]) -> None:
         """The hidden states are the outputs of the target's modules `tapped`. The last `most_rows` of each text are

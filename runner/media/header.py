@@ -17,7 +17,7 @@ MOST_PARTS = 4096
 """The most segments, chunks, blocks or boxes before the pixels, nested ones included. Cameras and editors write at
 most a few hundred; an AVIF of 100 megapixels has a few hundred tiles."""
 _MOST_TABLE_BYTES = 1 << 16  # of a JPEG's tables before its pixels; decoding needs at most 4 KB of tables
-_MOST_FILL_BYTES = 1 << 16  # of fill between the segments of a JPEG, in total
+_MOST_FILL_BYTES = 1 << 16  # fill bytes between the segments of a JPEG, in total
 _MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
 UPRIGHT = 1
 _SIDEWAYS = 5

@@ -84,7 +84,7 @@ def _at(part: Config, path: str) -> object:
 
 
 def _check_layers(part: Config, module: str, rows: Iterable[FieldRow]) -> None:
-    """Raises ModelError if a single layer has a value of its own that neither a row nor `module` reads."""
+    """Raises ModelError if any layer has a value of its own that neither a row nor `module` reads."""
     if _PER_LAYER not in part:
         return
     kinds = part.get("layer_types")

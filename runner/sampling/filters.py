@@ -127,8 +127,8 @@ def min_p(weights: mx.array, p: mx.array) -> mx.array:
 
 
 def _first_above(keys: mx.array, share: mx.array) -> mx.array:
-    """Adds up the values of `keys` [B, N] in ascending order. Returns the first key of each row at which the sum
-    exceeds the part `share` [B, 1] of the row's whole sum: [B, 1].
+    """Adds up the values of `keys` [B, N] in ascending order. Returns each row's first key, [B, 1], at which the sum
+    exceeds `share` [B, 1] times the row's whole sum.
 
     Partitions the keys into halves and continues with the half in which the sum is reached, until the rest is short
     enough to sort. Shapes do not depend on the data, so the host need not know the chosen half.

@@ -96,7 +96,7 @@ def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.
     if bool(made.get("attention_mask", tokens >= 0).all()):
         made.pop("attention_mask", None)  # this mask hides nothing
     if unknown := made.keys() - _KNOWN:
-        raise ComputeError(f"its pictures change {', '.join(sorted(unknown))}, which is not known here")
+        raise ComputeError(f"pictures have results of unknown kinds: {', '.join(sorted(unknown))}")
     tokens = mx.array([expansion.ids])
     embeddings = made["inputs_embeds"].reshape(tokens.size, -1)
     masks = made.get("visual_pos_masks")

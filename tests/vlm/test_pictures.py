@@ -143,4 +143,4 @@ def test_a_package_that_makes_something_unknown_of_pictures_fails_the_request(mo
     monkeypatch.setattr(type(engine.vlm.module), "get_input_embeddings", partial(stranger, engine.vlm.module))
     asked = engine.ask("see [img-0]", RED)
     engine.finish()
-    assert "its pictures change cross_attention_states, which is not known here" in asked.error
+    assert "pictures have results of unknown kinds: cross_attention_states" in asked.error

@@ -101,7 +101,7 @@ class Laya:
         ids.append(self._end)
         ids = [*ids, *state[: max(0, most - len(ids) - 1)], self._end][:most]
         if max(ids) >= self._vocabulary:
-            raise RequestError(f"the model has no token {max(ids)}: its vocabulary has {self._vocabulary}")
+            raise RequestError(f"the model has no token {max(ids)}: its vocabulary has {self._vocabulary} tokens")
         kind = _TYPES.index(question.type)
         asked = Marks(places, kind, self._temperature(question.type, kind, len(options)))
         return Decision(TextToEmbed(ids, asked=asked), [len(options)])

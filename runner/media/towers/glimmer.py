@@ -41,7 +41,7 @@ class GlimmerSizes(NamedTuple):
 def read_sizes(config: Config) -> GlimmerSizes:
     """Returns the sizes of the tower that a whole `config.json` describes. Raises ModelError for invalid fields."""
     sizes = _published(config) if "text_config" in config else _original(config)
-    head_width(sizes.hidden, sizes.heads, 4)  # for two directions, each with pairs of numbers
+    head_width(sizes.hidden, sizes.heads, 4)  # heads rotate by row and by column, in pairs
     if sizes.output != sizes.hidden * sizes.merge**2:
         wanted = f"{sizes.hidden} * {sizes.merge}^2"
         raise ModelError(f"config.json: a vision tower's output must be {wanted} wide, found {sizes.output}")
