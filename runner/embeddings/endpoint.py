@@ -73,7 +73,7 @@ class EmbeddingsEndpoint:
 
 
 def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
-    """Returns the first `dimensions` numbers of an embedding, scaled to length 1. Returns all numbers if `dimensions` is 0."""
+    """Returns the first `dimensions` numbers of an embedding, scaled to length 1; all numbers if `dimensions` is 0."""
     if not dimensions:
         return embedding
     kept = embedding[:dimensions]
