@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
 WINGS = (
     Entry("numbers", "wing:NumbersWing", routes="endpoints:StatsEndpoints"),
-    Entry("kv_bits", "wing:KvBitsWing"),
+    Entry("kv_bits", "wing:KvBitsWing", wanted=lambda settings: getattr(settings, "kv_bits", None) is not None),
     Entry("drafts", "wing:DraftsWing"),
     Entry("media", "wing:MediaWing"),
     Entry("vlm", "wing:VlmWing", models="source:VlmChoice"),

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from runner.device import device
-from runner.embeddings.decisions.decider import DecisionsEndpoint
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextEncoder, TextToEmbed
-from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.engine.request import Limits
 from runner.errors import ModelError
@@ -139,8 +137,12 @@ class EmbeddingsWing(Wing):
         parts.counts.embeddings = embedder.counts
         parts.warm_up = partial(embedder.warm_up, warm)
         if decider is not None:
+            from runner.embeddings.decisions.decider import DecisionsEndpoint
+
             parts.encoder_use = DecisionsEndpoint(decider, embedder, parts.tokenizer, parts.post).use
         else:
+            from runner.embeddings.endpoint import EmbeddingsEndpoint
+
             limits = Limits(parts.model.context_length, parts.model.vocab_size)
             parts.encoder_use = EmbeddingsEndpoint(embedder, parts.tokenizer, parts.vision, limits, parts.post).use
 
