@@ -123,14 +123,18 @@ class Served(Module):
         if self.takes_positions:
             positions = cast("mx.array | None", parts.get("position_ids"))
             if positions is None:
-                offset = mx.array(next(offsets(cache or ()), 0)).reshape(-1, 1)
-                positions = offset + mx.arange(tokens.shape[1])  # [B, L]
-                positions = mx.broadcast_to(positions[None], (3, *positions.shape)) + self.hooks.shift
+                positions = self.plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift
             if self.flat:
                 positions = positions[0]
             parts["position_ids"] = positions.transpose(1, 2, 0) if self.channels_last else positions
         call = cast("Any", super()).__call__ if text is self else text
         return cast("mx.array", call(tokens, cache=cache, **parts).logits)
+
+    @staticmethod
+    def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
+        """Returns the positions [3, B, count] of the tokens after the contents of the layer caches."""
+        positions = mx.array(next(offsets(layers), 0)).reshape(-1, 1) + mx.arange(count)  # [B, count]
+        return mx.broadcast_to(positions[None], (3, *positions.shape))
 
     @property
     def text_model(self) -> Any:
