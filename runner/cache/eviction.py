@@ -141,17 +141,17 @@ class BudgetEnforcer:
     def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
         self._trie = trie
         self._sequences = sequences
-        stateful = [slot for slot, state in sequences.kept.used if not state.sliceable]
-        self._eviction = Eviction(trie, EvictionOrder(stateful))
         self._warned: set[str] = set()
+        self.reset()
 
     def touch(self, node: Node) -> None:
         """Marks the nodes as just used that count as used when `node` is used."""
         self._trie.touch(self._eviction.order.used(node))
 
     def reset(self) -> None:
-        """Forgets the nodes in order. Call it after the trie was cleared."""
-        self._eviction = Eviction(self._trie, self._eviction.order)
+        """Forgets the nodes in order, and chooses the order for the kept layers. Call it after the trie was cleared."""
+        stateful = [slot for slot, state in self._sequences.kept.used if not state.sliceable]
+        self._eviction = Eviction(self._trie, EvictionOrder(stateful))
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
         """Evicts until layers, snapshots and reserved bytes fit the budget. Parked sequences go first; if they are not

@@ -209,6 +209,8 @@ class TrieCache:
         self.sequences.sessions.remove(session)
         if not session.detached:
             self._release(session)
+        elif session.cache_invalid:
+            self.detach()  # the facts of the layers may have changed after the kept ones were made
         if session.sequence is not self.sequences.kept:
             session.sequence.discard()  # after a failure, the layers and their live snapshots are a cycle
 

@@ -82,7 +82,7 @@ class Model(NamedTuple):
         return result_of(self.support.join(TEXT, numbered, [8], bool))
 
     def rows(self, prompt: MediaPrompt) -> list[np.ndarray]:
-        """What the towers take."""
+        """Returns the inputs of the towers."""
         return [self.support.store._decoded(span.item, bool) for span in prompt.spans]
 
 

@@ -1,4 +1,4 @@
-"""What is drafted, and from what: known text, or by a model, which reads each text for it."""
+"""Drafts and their sources: known text, or a model that reads each text."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -60,7 +60,7 @@ def noted_lengths(model: OwnDraftModel) -> list[int]:
 
 
 def test_for_a_single_try_a_short_end_of_the_text_is_read() -> None:
-    """Where drafts do not pay, one is tried now and then: that must not cost the reading of every prompt."""
+    """A draft is tried now and then even if drafts do not pay. That must not cost the reading of every prompt."""
     model = own_model("llama")
     lengths = noted_lengths(model)
     drafting = Willing(model, length=1)

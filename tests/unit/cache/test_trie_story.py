@@ -134,7 +134,7 @@ def test_the_reason_for_resuming_before_the_match_is_reported(family: str, miss:
 
 
 def following(users: Conversation, prompt: list[int], answered: list[int], most: int = 9) -> list[int]:
-    """What a session of this prompt would be drafted with, after a part of its answer."""
+    """Returns the drafts that the cache has for a session of this prompt, after a part of its answer."""
     session = users.cache.begin(prompt)
     for token in answered:
         session.record(token)

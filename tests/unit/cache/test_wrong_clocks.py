@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from runner.cache import CACHE_KINDS, PrefixCache, make_cache
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.session import Session
 from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
@@ -98,6 +99,33 @@ def test_its_session_ends_and_later_ones_keep_the_layer_whole(who: int) -> None:
         clocks.read(fourth, to)
     clocks.close(fourth)
     assert clocks.begin([*PROMPT, *range(300, 319), 7]).cached == 34
+
+
+def test_a_session_that_was_detached_before_it_finds_out_spares_the_next_one() -> None:
+    clocks = Clocks()
+    found = clocks.begin([*PROMPT, *range(100, 120)])
+    clocks.read(found, 15)
+    clocks.cache.detach()
+    with pytest.raises(RuntimeError, match="layer 1 is at 20 after 25 tokens"):
+        clocks.read(found, 25)
+    clocks.close(found)
+    clocks.read(again := clocks.begin([*PROMPT, *range(100, 120)]), 25)
+    clocks.close(again)
+
+
+def test_states_that_a_correction_brought_are_evicted() -> None:
+    cache = TrieCache(LayerFacts(lambda: [KVCache(), KVCache()], frozenset(range(2))), policy=CheckpointPolicy())
+    clocks = Clocks(cache)
+    with pytest.raises(RuntimeError, match="layer 1 is at 20 after 25 tokens"):
+        clocks.read(found := clocks.begin([*PROMPT, *range(100, 120)]), 25)
+    clocks.close(found)
+    session = clocks.begin(range(600))
+    while step := session.next_forward(600):
+        clocks.read(session, session.position + step)
+    clocks.close(session)
+    assert cache.paged_bytes > 0
+    cache.bound(cache.nbytes - cache.paged_bytes)
+    assert cache.paged_bytes == 0
 
 
 @pytest.mark.parametrize(
