@@ -91,10 +91,11 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
         model = _open(settings)
     except ModelError as error:
         hand_over.refuse(error)
+    # `offer` may import MLX.
+    preloaded = cpu.preload(settings.blas, settings.blas_threads, settings.kernels)
     hand_over.offer(model)
     if not settings.hosted:
         STATUS_LINE.enable()
-    preloaded = cpu.preload(settings.blas, settings.blas_threads, settings.kernels)
     log.info("starting", model=model.name, **preloaded._asdict())
     asyncio.run(_serve(settings, model, listener, parent_pid, hand_over))
     raise AssertionError("a server ends only with its process")
