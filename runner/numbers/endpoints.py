@@ -7,14 +7,17 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from protocol.stats import Stats
 from runner.engine.engine import Engine
-from runner.numbers.journal import EngineStats
 from runner.numbers.stats_cache import StatsCache
+
+if TYPE_CHECKING:
+    from runner.numbers.journal import EngineStats  # imports MLX, as only the engine thread may
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -120,7 +123,7 @@ class StatsEndpoints:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
+def _scrape(published: "EngineStats", accept: str) -> tuple[bytes, str]:
     """Runs in a helper thread, since the first import of the module takes some tens of milliseconds."""
     from runner.numbers.metrics import scrape
 

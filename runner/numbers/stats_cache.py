@@ -10,10 +10,10 @@ import msgspec
 
 from protocol.stats import CacheNode, CachePicture
 from runner.engine.engine import Engine
-from runner.numbers.journal import EngineStats
 
 if TYPE_CHECKING:
     from runner.engine.parts import Parts
+    from runner.numbers.journal import EngineStats
 
 
 class StatsCache:
@@ -44,7 +44,7 @@ class StatsCache:
         self._nodes: list[CacheNode] = []
         self._generation = 0
 
-    async def published(self) -> EngineStats:
+    async def published(self) -> "EngineStats":
         """Returns all numbers. Asks the engine if the latest are older than `fresh_s`."""
         if self._last is None or self._clock() - self._last_s >= self._fresh_s:
             await self._ask()
@@ -80,7 +80,7 @@ class StatsCache:
             self._last_s = self._clock()
 
 
-def engine_stats(parts: "Parts") -> EngineStats:
+def engine_stats(parts: "Parts") -> "EngineStats":
     """Returns all numbers. Runs on the engine thread, the only thread that may import MLX."""
     from runner.numbers.wing import collect
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.lib.programs import python
 from tests.sizes import CEILINGS, CORE, sizes
 
 PACKAGES = ("protocol", "runner")
@@ -222,6 +223,12 @@ def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> 
     assert users
     assert [path for path in users if not path.startswith((*core, *wings))] == []
     assert [path for path in users_of("numpy") if path.startswith("runner/drafts/")] == []
+
+
+def test_the_event_loop_imports_no_mlx() -> None:
+    """The routes of the server and of wings: the main thread imports them while the engine thread loads."""
+    code = "import runner.server.routes, runner.numbers.endpoints, sys; print('mlx.core' in sys.modules)"
+    assert python("-c", code, cwd=ROOT).stdout == "False\n"
 
 
 def test_only_processes_of_their_own_know_pillow() -> None:
