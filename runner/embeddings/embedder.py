@@ -153,14 +153,12 @@ class _Forward:
         """Computes pieces until their work reaches `token_layers`. Returns the embeddings after the last piece, else
         None."""
         built: list[mx.array] = []
-        last: EncoderPiece | None = None
         while token_layers > 0 and (piece := next(self._pieces, None)) is not None:
             built += piece.arrays
             token_layers -= piece.token_layers
-            last = piece
             if not piece.token_layers:
                 mx.eval(built)
-                return cast("list[list[float]]", last.arrays[0].tolist())
+                return cast("list[list[float]]", piece.arrays[0].tolist())
         mx.eval(built)
         return None
 
@@ -226,6 +224,9 @@ class TextEmbedder:
         for each in self._showing:
             if each.text.found.cancelled():
                 each.media.close()
+        for text in (*(each.text for each in self._showing), *self._waiting):
+            if text.found.cancelled():
+                text.features = []  # the endpoint may hold the text longer
         self._showing = [each for each in self._showing if not each.text.found.cancelled()]
         self._waiting = [text for text in self._waiting if not text.found.cancelled()]
         self._running = [forward for forward in self._running if not forward.left]
@@ -331,5 +332,6 @@ def _are_numbers(values: Sequence[float]) -> bool:
 
 
 def _refuse(text: TextToEmbed, error: RequestError) -> None:
+    text.features = []  # before the waiting thread learns of it: arrays are freed on the engine thread
     if text.found.set_running_or_notify_cancel():
         text.found.set_exception(error)
