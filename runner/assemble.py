@@ -68,7 +68,7 @@ def assemble(
 
     for wing in wings:
         wing.plug(parts)
-    _connect(parts, chunk_tokens)
+    _connect(parts)
     parts.scheduler = Scheduler(parts, settings.parallel, world.turns.outbox)
     parts.warm_up = partial(_warm_up, parts, world)
 
@@ -106,7 +106,7 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
     return parts
 
 
-def _connect(parts: Parts, chunk_tokens: int) -> None:
+def _connect(parts: Parts) -> None:
     """Sets the memory budget, the cache, and the other core parts with which requests are computed."""
     settings, model = parts.settings, parts.model
 
@@ -117,7 +117,7 @@ def _connect(parts: Parts, chunk_tokens: int) -> None:
     parts.memory = MemoryBudget(
         parts.meter,
         parts.budget_bytes,
-        chunk_tokens,
+        parts.policy.chunk_tokens,
         parts.reuse_bytes,
         parts.outside_bytes,
         drop_unused,

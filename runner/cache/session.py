@@ -12,6 +12,7 @@ from runner.cache.layer_interface import Match
 from runner.cache.layers.batched import BatchedLayers, batchable
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers, SequenceMark
+from runner.cache.sketch import Forward
 from runner.cache.trie import PrefixTrie
 from runner.logs import Log
 
@@ -323,7 +324,7 @@ class DecodeRows:
         """Bytes of the batch, in addition to the sessions' own layers."""
         return 0 if self._batch is None else self._batch.nbytes
 
-    def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
+    def compute(self, forward: Forward, tokens: mx.array) -> mx.array:
         """Calls the model's `forward(tokens, layers)`. `tokens` are the next token of each session, [B, 1], or several
         tokens of a single session, [1, L]. Returns the logits [B, L, V] (lazy)."""
         if self._batch is None:
@@ -338,7 +339,7 @@ class DecodeRows:
         self._seen = [seen + 1 for seen in self._seen]
         return logits
 
-    def draft(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array | None:
+    def draft(self, forward: Forward, tokens: mx.array) -> mx.array | None:
         """Calls `forward(tokens, layers)` over `tokens` [B, L], L > 1: for each session its next token, drafts and
         padding. Returns the logits [B, L, V] (lazy); call `accept` afterwards. Returns None, and leaves all sessions
         where they were, if the rows of a batch cannot go back by different numbers of tokens."""

@@ -15,6 +15,7 @@ from runner.logs import Log
 log = Log(__name__)
 
 Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
+"""A function from tokens [B, L] and the layer caches to logits [B, L, V]."""
 _TOKENS, _MORE = 16, 512
 
 

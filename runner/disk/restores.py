@@ -11,6 +11,7 @@ import mlx.core as mx
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import own
 from runner.cache.node import Tokens
+from runner.cache.sketch import Forward
 from runner.cache.trie_cache import TrieCache
 from runner.disk.segment import ENTRIES, TAIL, Layers, Record, Segment, SegmentError
 from runner.disk.segment_reader import WORTH_TOKENS, FoundSegment, Wanted
@@ -18,7 +19,6 @@ from runner.disk.serialize import array_in, array_of, describe, kind_of, restore
 from runner.disk.thread import DiskThread, Reading
 from runner.engine.request import Request
 from runner.logs import Log, exception_line, lacks_memory
-from runner.model.weights.dtype import Forward
 
 log = Log(__name__)
 

@@ -20,12 +20,9 @@ from runner.cache.layers.window import TailState
 from runner.cache.sketch import Sketch
 from runner.device import device
 from runner.disk.segment import ENTRIES, ITEM_FORMATS, STATE, TAIL, Form, Layers, Tensor
+from runner.model.weights.assembly import MLX_DTYPES
 
-_DTYPES = {
-    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "I16": mx.int16, "U16": mx.uint16, "F16": mx.float16,
-    "BF16": mx.bfloat16, "I32": mx.int32, "U32": mx.uint32, "F32": mx.float32, "I64": mx.int64, "U64": mx.uint64,
-    "C64": mx.complex64,
-}  # fmt: skip
+_DTYPES = {name: MLX_DTYPES[name] for name in ITEM_FORMATS}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PLAIN = (type(None), bool, int, float, str)
 PIECE_BYTES = 1 << 19

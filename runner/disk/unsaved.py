@@ -272,8 +272,6 @@ class UnsavedSegments:
     def _copy_of(self, node: Node, points: PrefixDigests, kind: str, start: int, stop: int) -> SegmentCopy | None:
         sequence, sources = self._cache.sequences.kept, list[Source]()
         layers = {str(slot): describe(state) for slot, state in sequence.used}
-        if not all(layers.values()):
-            raise SerializeError("what nobody knows")
         for slot, snapshot in self._slots(node, kind):
             low = start if kind == ENTRIES else snapshot.start
             found, content = parts(snapshot, low, stop)

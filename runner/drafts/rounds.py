@@ -212,10 +212,10 @@ class BatchRounds:
             [each.right if awaiting and row not in leaving else each.kept for row, each in enumerate(rounds)]
         )
 
-    def measures(self, steps: int) -> bool:
+    def measures(self) -> bool:
         if self._batch.generations is not self._generations:  # a generation has left in this step
             self._regroup()
-        return bool(self._drafted) and (steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
+        return bool(self._drafted) and (self._batch.steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
 
     def record_time(self, seconds: float, tokens: int) -> None:
         batch, seconds = self._batch, self._drafting.step_s(seconds)

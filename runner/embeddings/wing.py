@@ -16,7 +16,7 @@ from runner.model.architectures import DECIDERS, UNNEEDED
 from runner.model.renamed import layer_overrides
 from runner.model.weights.loading import load
 from runner.model.weights.parameters import refuse_infinite
-from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings
+from runner.settings import CheckSettings
 
 if TYPE_CHECKING:
     from runner.embeddings.decisions.clef import Clef
@@ -124,7 +124,7 @@ class EmbeddingsWing(Wing):
     def join(self, parts: Parts) -> None:
         if not parts.model.family.is_encoder:
             return
-        chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
+        chunk_tokens = parts.policy.chunk_tokens
         if parts.model.family.decides:
             decider = _decider(parts, chunk_tokens)
             encoder, together, warm = cast("TextEncoder", decider), decider.together, decider.warm

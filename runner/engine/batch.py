@@ -139,7 +139,7 @@ class Batch:
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # frees the large buffers that the layers have outgrown
         # The time of a step in which other answers joined says nothing about drafts.
-        if rounds is not None and rounds.measures(self.steps) and all(choices):
+        if rounds is not None and rounds.measures() and all(choices):
             rounds.record_time(monotonic() - started_s, sum(len(choice.tokens) for choice in choices if choice))
         return choices
 

@@ -83,8 +83,8 @@ class Rounds(Protocol):
         Returns False if they must be computed again."""
         ...
 
-    def measures(self, steps: int) -> bool:
-        """Returns True if the time of step number `steps` should be recorded."""
+    def measures(self) -> bool:
+        """Returns True if the time of the last step should be recorded."""
         ...
 
     def record_time(self, seconds: float, tokens: int) -> None:

@@ -120,8 +120,8 @@ class Scheduler:
                 batch = self._decode(ready[index], self._policy.step_limit(work, index))
                 done = Decode(work.decoding.index(batch.id), batch.forward_rows != 0)
         if done is not None:
-            self._policy.took(done, work, perf_counter() - started)
             seconds = perf_counter() - started
+            self._policy.took(done, work, seconds)
             self._observer.sliced(done, seconds)
             if isinstance(done, Prefill):
                 self.prefilled_tokens += done.tokens

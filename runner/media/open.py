@@ -62,9 +62,9 @@ class Sight(NamedTuple):
 
 def open_sight(parts: Parts) -> Sight:
     """Loads the towers of a model, on the engine thread. Logs a fault of a tower or its files."""
-    plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
+    plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if plan is None and sound_plan is None:
         return Sight(why=parts.model.family.unseen)
     faults: dict[str, str] = {}

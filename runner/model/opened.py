@@ -33,10 +33,9 @@ from runner.model.sources.foreign import is_weights
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.model_directory import open_directory
 from runner.model.sources.name import parse_model_name
-from runner.model.sources.ollama_store import open_store
+from runner.model.sources.ollama_store import TOKENIZERS, open_store
 
 _REPOSITORY = "models--"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 class OpenedModel(NamedTuple):
@@ -136,8 +135,8 @@ def open_checkpoint(
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family or choose(architecture, config, from_store=checkpoint.from_store)
-    if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
-        report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
+    if checkpoint.from_store and checkpoint.files.keys().isdisjoint(TOKENIZERS):
+        report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(TOKENIZERS[0])}"))
     text = text_config(config, family)
     beyond = extra_layers((*checkpoint.tensors, *checkpoint.unreadable), text)
     try:

@@ -8,11 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from socket import socket
-from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -27,7 +25,7 @@ from runner.ranks.link import Link, LinkClosedError, Peer, Watch
 from runner.settings import Settings, context_limit
 from runner.tape.file import differences, settings_of
 from runner.tape.tape import DiffersError
-from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.tokenizer import open_tokenizer
 from runner.wings import chooser
 
 if TYPE_CHECKING:
@@ -121,18 +119,13 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
 
 def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn:
     """Loads the model and runs slices, as `Engine` does in the leader's process."""
-    from runner.assemble import assemble
     from runner.ranks.rank_world import RankWorld, follower_tape
-    from runner.tape.replay import Replay
+    from runner.tape.replay import Replay, build_replayed
 
     tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)
-    opening: Future[Tokenizer] = Future()
-    opening.set_result(tokenizer)
     tape = follower_tape(follower.frames)
     replay = Replay(tape, model.vocab_size or tokenizer.vocab_size)
-    world = RankWorld(tape, replay.turns, follower)
-    parts = assemble(settings, model, opening, perf_counter(), lambda _: None, world)
-    parts.warm_up()
+    parts = build_replayed(settings, model, tokenizer, RankWorld(tape, replay.turns, follower))
     done = replay.run(parts.scheduler, parts.formats.replayed, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")
 

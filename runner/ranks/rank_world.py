@@ -73,16 +73,6 @@ class RankWorld(TapedWorld):
         parts.total_bytes, parts.budget_bytes = super().machine(parts.total_bytes, least_bytes)
         parts.logits = checked_forward(parts.logits, self._tape)
 
-    def forward(self, run: "Forward") -> "Forward":
-        """Returns the forward `run` for the warm-up. The tape is flushed before each call. No entry is added: the graph
-        of this forward was built before all entries so far."""
-
-        def flushed(tokens: "mx.array", layers: list[object]) -> "mx.array":
-            self._tape.flush()
-            return run(tokens, layers)
-
-        return flushed
-
     def wrap(self, parts: Parts) -> None:
         run = parts.forward
         super().wrap(parts)

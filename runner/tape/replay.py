@@ -12,6 +12,7 @@ from runner.assemble import assemble
 from runner.engine.answer_grammar import Grammar
 from runner.engine.engine import Turns
 from runner.engine.events import Outbox
+from runner.engine.parts import Parts
 from runner.engine.scheduler import Scheduler
 from runner.errors import RunnerError
 from runner.model import OpenedModel
@@ -52,9 +53,13 @@ class Replay:
         """Runs all slices. `grammar` is the method `replayed` of the port `Formats`. Calls `report` now and then with
         the numbers of requests and slices so far."""
         difference = ""
+
+        def grammar_of(_: int) -> Grammar:
+            return grammar(self._vocab_size)
+
         try:
             while True:
-                self._run_slice(scheduler, lambda _: grammar(self._vocab_size))
+                self._run_slice(scheduler, grammar_of)
                 if self.tape.slices % _PROGRESS_SLICES == 0:
                     report(self._requests.count, self.tape.slices)
         except TapeEnd:
@@ -76,6 +81,15 @@ class Replay:
         self.turns.outbox.send()
 
 
+def build_replayed(settings: Settings, model: OpenedModel, tokenizer: Tokenizer, world: TapedWorld) -> Parts:
+    """Builds the engine of a replay on this thread, and warms it up."""
+    opening: Future[Tokenizer] = Future()
+    opening.set_result(tokenizer)
+    parts = assemble(settings, model, opening, perf_counter(), lambda _: None, world)
+    parts.warm_up()
+    return parts
+
+
 def replay_tape(
     reader: TapeReader, settings: Settings, model: OpenedModel, tokenizer: Tokenizer, report: Callable[[int, int], None]
 ) -> Replayed:
@@ -83,12 +97,8 @@ def replay_tape(
     cannot be loaded, and RunnerError if the tape cannot be read."""
     player = Player(reader.entries())
     taped = Replay(player, model.vocab_size or tokenizer.vocab_size)
-    opening: Future[Tokenizer] = Future()
-    opening.set_result(tokenizer)
     try:
-        world = TapedWorld(player, taped.turns)
-        parts = assemble(settings, model, opening, perf_counter(), lambda _: None, world)
-        parts.warm_up()
+        parts = build_replayed(settings, model, tokenizer, TapedWorld(player, taped.turns))
     except TapeEnd:
         return Replayed(0, 0, "")
     except DiffersError as error:

@@ -97,7 +97,7 @@ def fault(package: Package) -> str:
     try:
         package.module  # noqa: B018  is made here
     except ModelError as error:
-        return str(error) if str(error).startswith("mlx-vlm cannot") else NOT_YET
+        return str(error) if str(error).startswith("mlx-vlm's module cannot") else NOT_YET
     except ValueError:  # it would not be tiny
         return NOT_YET
     for question, why in QUESTIONS.items():

@@ -11,6 +11,7 @@ from runner.logs import Log
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import LogicalTensor
+from runner.model.trials import first_line
 from runner.model.weights.experts import Weights, with_layout
 from runner.model.weights.loading import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
@@ -77,7 +78,7 @@ def load_head(
     except ModelError as error:
         why = str(error)
     except Exception as error:  # MLX and mlx-lm may raise any exception
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        why = first_line(error)
     log.warning("the model's head for drafts cannot be used", why=why)
     return None
 

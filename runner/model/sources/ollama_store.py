@@ -34,7 +34,7 @@ _JSON = "application/vnd.ollama.image.json"
 _MODEL_FORMAT = "safetensors"
 _DRAFT = ("draft.", "draft/")
 """The prefixes of the names of tensors, and of files, that belong to a draft model stored with a model."""
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _COMPANIONS = (".scale", ".bias", ".global_scale")
 
 
@@ -99,8 +99,8 @@ def open_stored_draft(target: ModelCheckpoint, models_dir: Path) -> ModelCheckpo
     tensors, files = _DRAFT
     blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR}
     found = {layer.name.removeprefix(files): layer.file for layer in layers if layer.media_type == _JSON}
-    if found.keys().isdisjoint(_TOKENIZERS):
-        found |= {name: file for name, file in target.files.items() if name in _TOKENIZERS}
+    if found.keys().isdisjoint(TOKENIZERS):
+        found |= {name: file for name, file in target.files.items() if name in TOKENIZERS}
     return ModelCheckpoint(
         name=f"the draft of {target.name}",
         path=target.path,
