@@ -1,0 +1,162 @@
+/* Operations on rows and numbers: norms, rotary positions, functions, softmax, joins. */
+#pragma once
+#include "operation.h"
+
+namespace {
+
+struct NormedRows {
+  static constexpr const char *name = "FastRMSNorm";
+  float eps;
+  bool operator==(const NormedRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_rms_norm(in[0], maybe(in, 1), eps, s); }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    const bool weighted = in.size() > 1;
+    array weight = weighted ? whole(in[1], encoder) : x;
+    encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
+                      weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
+      const int part = 32, parts = (int)((rows.count + part - 1) / part);
+      each(parts, shares(rows.count, rows.count * n), [&](int i) {
+        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
+          kernels->rms_norm(rows[row], type, n, weight, weight_type, eps, out + row * bytes, out_type);
+      });
+    });
+  }
+};
+
+/* The cosines and sines of one forward: made once for all its layers that turn alike. */
+struct Angles {
+  int half = 0, length = 0;
+  float base = 0, scale = 0;
+  std::vector<int> offsets;
+  std::vector<float> periods, cosines, sines;
+
+  static const Angles &of(int half, int length, float base, float scale, std::vector<int> offsets, std::vector<float> periods) {
+    static thread_local Angles kept[2];
+    static thread_local int oldest = 0;
+    for (auto &a : kept)
+      if (a.half == half && a.length == length && a.base == base && a.scale == scale && a.offsets == offsets && a.periods == periods) return a;
+    auto &a = kept[oldest];
+    oldest ^= 1;
+    a = {half, length, base, scale, std::move(offsets), std::move(periods), {}, {}};
+    std::vector<float> speeds(half);
+    for (int i = 0; i < half; i++) speeds[i] = a.periods.empty() ? (float)std::exp((float)-i * (std::log(base) / half)) : 1.0f / a.periods[i];
+    for (int offset : a.offsets)
+      for (int i = 0; i < length; i++)
+        for (float speed : speeds) {
+          const float angle = ((float)i + (float)offset) * scale * speed;
+          a.cosines.push_back(std::cos(angle));
+          a.sines.push_back(std::sin(angle));
+        }
+    return a;
+  }
+};
+
+struct TurnedRows {
+  static constexpr const char *name = "FastRoPE";
+  int dims;
+  bool traditional, has_base;
+  float base, scale;
+  bool operator==(const TurnedRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_rope(in[0], dims, traditional, has_base ? std::optional(base) : std::nullopt, scale, in[1], maybe(in, 2), s);
+  }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder), offsets = whole(in[1], encoder);
+    const float *periods = in.size() > 2 ? whole(in[2], encoder).data<float>() : nullptr;
+    encoder.dispatch([self = *this, rows = Rows(x), d = x.shape(-1), length = x.shape(-2), batch = x.shape(0), type = type_of(x.dtype()), out = out.data<char>(),
+                      bytes = out.itemsize() * x.shape(-1), offsets = offsets.data<int>(), count = offsets.size(), periods] {
+      const int half = self.dims / 2;
+      auto &a = Angles::of(half, length, self.base, self.scale, {offsets, offsets + count}, periods ? std::vector<float>(periods, periods + half) : std::vector<float>());
+      const size_t rows_each = rows.count / batch;
+      for (size_t row = 0; row < rows.count; row++) {
+        const size_t at = ((count > 1 ? row / rows_each : 0) * length + row % length) * half;
+        kernels->rope(rows[row], type, d, self.dims, self.traditional, &a.cosines[at], &a.sines[at], out + row * bytes);
+      }
+    });
+  }
+};
+
+struct Elementwise {
+  static constexpr const char *name = "FastFunction";
+  int what;
+  bool operator==(const Elementwise &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : own_sigmoid(in[0], s);
+    if (what == SILU) y = own_multiply(in[0], y, s);
+    return in.size() > 1 ? own_multiply(y, in[1], s) : y;
+  }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = whole(in[0], encoder);
+    const float *factor = in.size() > 1 ? whole(in[1], encoder).data<float>() : nullptr;
+    encoder.dispatch([what = what, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
+      const size_t part = 1 << 14; /* a multiple of every width */
+      each((int)((n + part - 1) / part), n > part && many > 1 ? WHOLLY : ALONE, [&](int i) {
+        const size_t from = i * part;
+        kernels->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
+      });
+    });
+  }
+};
+
+struct RowSoftmax {
+  static constexpr const char *name = "FastSoftmax";
+  bool operator==(const RowSoftmax &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_softmax(in[0], {-1}, true, s); }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    encoder.dispatch([rows = Rows(x), n = (size_t)x.shape(-1), out = out.data<float>()] {
+      each((int)rows.count, shares(rows.count, rows.count * n * 4), [&](int row) { kernels->softmax((const float *)rows[row], out + row * n, n); });
+    });
+  }
+};
+
+/* Arrays one after the other along an axis, copied in whole pieces; MLX copies number by number. */
+struct Joined {
+  static constexpr const char *name = "FastConcatenate";
+  int axis;
+  bool operator==(const Joined &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_concatenate(in, axis, s); }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    for (size_t i = 1; i < in.size(); i++) shape[axis] += in[i].shape(axis);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    struct Part {
+      Rows rows;
+      size_t count, bytes; /* rows that follow each other in the result, and the bytes of one */
+      bool gapless;
+    };
+    std::vector<Part> parts;
+    for (const array &a : in) {
+      array x = with_rows(a, encoder);
+      const int last = (int)x.ndim() - 1;
+      Part part{Rows(x), 1, x.itemsize() * x.shape(last), true};
+      for (int i = last - 1; i >= axis; part.count *= x.shape(i--)) part.gapless = part.gapless && (x.shape(i) == 1 || x.strides()[i] == (int64_t)part.count * x.shape(last));
+      parts.push_back(part);
+    }
+    int count = 1;
+    for (int i = 0; i < axis; i++) count *= out.shape(i);
+    encoder.dispatch([parts = std::move(parts), to = out.data<char>(), count, step = out.nbytes() / count] {
+      each(count, shares(BRIEF_ROWS + 1, count * step / sizeof(float)), [&](int i) {
+        char *p = to + i * step;
+        for (const Part &part : parts) {
+          const size_t pieces = part.gapless ? 1 : part.count, bytes = part.count / pieces * part.bytes;
+          for (size_t piece = 0; piece < pieces; piece++, p += bytes) memcpy(p, part.rows[i * part.count + piece], bytes);
+        }
+      });
+    });
+  }
+};
+
+}  // namespace

@@ -1,0 +1,245 @@
+/* Products with packed weights: plain, gated, of experts, of packed keys and values; rows of embeddings. */
+#pragma once
+#include "operation.h"
+
+namespace {
+
+struct Packing {
+  int bits, group, mode;
+  bool operator==(const Packing &) const = default;
+
+  static std::optional<Packing> of(std::optional<int> group, std::optional<int> bits, const std::string &mode) {
+    if (mode == "affine") {
+      Packing p{bits.value_or(4), group.value_or(64), AFFINE};
+      bool known = p.bits >= 2 && p.bits <= 8 && p.bits != 7 && (p.group == 32 || p.group == 64 || p.group == 128);
+      return known ? std::optional(p) : std::nullopt;
+    }
+    Packing p = mode == "mxfp4" ? Packing{4, 32, MXFP4} : mode == "mxfp8" ? Packing{8, 32, MXFP8} : Packing{4, 16, NVFP4};
+    bool known = (p.mode != NVFP4 || mode == "nvfp4") && group.value_or(p.group) == p.group && bits.value_or(p.bits) == p.bits;
+    return known ? std::optional(p) : std::nullopt;
+  }
+  const char *mode_name() const { return mode == AFFINE ? "affine" : mode == MXFP4 ? "mxfp4" : mode == MXFP8 ? "mxfp8" : "nvfp4"; }
+
+  bool fits(const array &w, const array &scales, const Maybe &biases, size_t k) const {
+    if (w.dtype() != mx::uint32 || w.ndim() != scales.ndim() || w.ndim() < 2) return false;
+    for (int i = 0; i + 1 < (int)w.ndim(); i++)
+      if (w.shape(i) != scales.shape(i)) return false;
+    if ((size_t)w.shape(-1) * 32 != k * bits || (size_t)scales.shape(-1) * group != k) return false;
+    if (mode != AFFINE) return !biases && scales.dtype() == mx::uint8;
+    return biases && biases->shape() == scales.shape() && is_float(scales) && biases->dtype() == scales.dtype();
+  }
+
+  /* A product with these weights, of no rows yet. */
+  Product product(const array &w, const array &scales, const void *biases, size_t k, array &out) const {
+    Product p{};
+    p.k = p.ldx = k;
+    p.n = w.shape(-2);
+    p.bits = bits, p.group = group, p.mode = mode;
+    p.w = w.data<uint8_t>(), p.scales = scales.data<void>(), p.biases = biases, p.scale_type = type_of(scales.dtype());
+    p.out = out.data<void>(), p.out_type = type_of(out.dtype());
+    return p;
+  }
+};
+
+/* The outputs that one call of a kernel computes: so many that starting it costs little, so few that threads can share,
+ * the fewer the shorter a product is, as the last call leaves the other threads idle. */
+size_t outputs_at_once(const Product &p) {
+  size_t fitting = p.m <= FEW ? ((size_t)1 << 16) / p.k : std::min<size_t>(UNPACKED / p.k, p.m < 48 ? 64 : 96);
+  return std::max<size_t>(1, fitting / kernels->width) * kernels->width;
+}
+int parts_of(const Product &p) { return (int)((p.n + outputs_at_once(p) - 1) / outputs_at_once(p)); }
+void compute_part(const Product &p, int part) {
+  size_t from = part * outputs_at_once(p), to = std::min(from + outputs_at_once(p), p.n);
+  Product mine = p;
+  mine.ahead = many * outputs_at_once(p); /* the part that this thread is likely to take next */
+  kernels->product(mine, from, to, scratch(outputs_at_once(p) * p.k));
+}
+
+/* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
+ *
+ * Inputs: x; then the weights, scales and biases of one product, or of two that are gated; then the residual. */
+struct PackedProduct {
+  static constexpr const char *name = "FastQuantizedMatmul";
+  Packing packing;
+  MaybeAsked asked;
+  enum { PLAIN, ADDED, GATED } form = PLAIN;
+  bool operator==(const PackedProduct &) const = default;
+
+  int parts() const { return packing.mode == AFFINE ? 3 : 2; }
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    auto multiply = [&](int at) {
+      return own_quantized_matmul(in[0], in[at], in[at + 1], maybe(in, at + 2, parts() == 3), true, packing.group, packing.bits, packing.mode_name(), s);
+    };
+    array y = multiply(1);
+    if (form == ADDED) return own_add(y, in.back(), s);
+    return form == GATED ? own_multiply(own_multiply(y, own_sigmoid(y, s), s), multiply(1 + parts()), s) : y;
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = in[1].shape(0);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    auto product = [&](int at, array &out) {
+      array w = whole(in[at], encoder), scales = whole(in[at + 1], encoder);
+      return packing.product(w, scales, parts() == 3 ? whole(in[at + 2], encoder).data<void>() : nullptr, x.shape(-1), out);
+    };
+    Product p = product(1, out), gated{};
+    Rows rows(x);
+    p.m = asked ? asked->rows.size() : rows.count;
+    if (asked) p.order = asked->rows.data();
+    float *floats = room_for(p.m, p.k, encoder);
+    p.x = floats;
+    if (form == ADDED) p.added = whole(in.back(), encoder).data<float>();
+    if (form == GATED) {
+      array second = temporary(out.shape(), mx::float32, encoder);
+      gated = product(1 + parts(), second);
+      gated.m = p.m, gated.x = p.x, gated.order = p.order;
+    }
+    encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype()), asked = asked, row_bytes = out.itemsize() * p.n] {
+      each((int)p.m, shares(p.m, p.m * p.k), [&](int i) { kernels->take(p, rows[p.order ? p.order[i] : i], type, floats + i * p.k); });
+      for (int i = 0; asked && i < asked->batch; i++)
+        memset((char *)p.out + row_bytes * (i * asked->length + asked->counts[i]), 0, row_bytes * (asked->length - asked->counts[i]));
+      each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
+        compute_part(p, part);
+        if (!gated.m) return;
+        compute_part(gated, part);
+        const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
+        for (size_t i = 0; i < p.m; i++) {
+          const size_t at = (p.order ? p.order[i] : i) * p.n + from;
+          kernels->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
+        }
+      });
+    });
+  }
+};
+
+/* The product of each matrix of x with one of several packed matrices: with those of the experts that were chosen for
+ * it, or, where keys are packed, with that of its head. Inputs: x, weights, scales, the number of the matrix, biases. */
+struct ExpertProduct {
+  static constexpr const char *name = "FastGatherQmm";
+  Packing packing;
+  bool experts;
+  bool operator==(const ExpertProduct &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    const Maybe biases = maybe(in, 4);
+    if (!experts) return own_quantized_matmul(in[0], in[1], in[2], biases, true, packing.group, packing.bits, packing.mode_name(), s);
+    return own_gather_qmm(in[0], in[1], in[2], biases, std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[3].shape();
+    shape.push_back(in[0].shape(-2));
+    shape.push_back(in[1].shape(-2));
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder), w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder), chosen = whole(in[3], encoder);
+    Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
+    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, x.shape(-1), out);
+    Rows rows(x, chosen.shape());
+    float *floats = room_for(rows.count, p.k, encoder);
+    encoder.dispatch([p, rows, floats, type = type_of(x.dtype()), experts = matrices_of(w), chosen = chosen.data<uint32_t>(), each_rows = x.shape(-2),
+                      expert_bytes = *matrix_stride(w) * 4, scale_bytes = *matrix_stride(scales) * scales.itemsize(),
+                      bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {
+      std::vector<uint32_t> order(rows.count);
+      auto expert = [&](uint32_t row) { return std::min(chosen[row / each_rows], experts - 1); };
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return expert(a) < expert(b); });
+      struct Job {
+        Product product;
+        int part;
+      };
+      std::vector<Job> jobs;
+      for (size_t first = 0, end; first < rows.count; first = end) {
+        const uint32_t of = expert(order[first]);
+        for (end = first + 1; end < rows.count && expert(order[end]) == of;) end++;
+        Product mine = p;
+        mine.m = end - first;
+        mine.x = floats + first * p.k;
+        mine.order = order.data() + first;
+        mine.w += of * expert_bytes;
+        mine.scales = (const char *)p.scales + of * scale_bytes;
+        if (p.biases) mine.biases = (const char *)p.biases + of * bias_bytes;
+        for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
+      }
+      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { kernels->take(p, rows[order[i]], type, floats + i * p.k); });
+      each((int)jobs.size(), shares(rows.count, rows.count * p.n * p.k), [&](int i) { compute_part(jobs[i].product, jobs[i].part); });
+    });
+  }
+};
+
+/* Sums of packed rows, each times its weight: attention over values that a cache keeps packed. */
+struct PackedSum {
+  static constexpr const char *name = "FastPackedSum";
+  Packing packing;
+  bool operator==(const PackedSum &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_quantized_matmul(in[0], in[1], in[2], maybe(in, 4), false, packing.group, packing.bits, packing.mode_name(), s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[3].shape();
+    shape.push_back(in[0].shape(-2));
+    shape.push_back(in[1].shape(-1) * 32 / packing.bits);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = whole(in[0], encoder), w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder), chosen = whole(in[3], encoder);
+    Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
+    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, out.shape(-1), out);
+    p.x = x.data<float>(), p.ldx = p.n;
+    encoder.dispatch([p, matrices = (int)chosen.size(), chosen = chosen.data<uint32_t>(), rows = (size_t)x.shape(-2), w_bytes = *matrix_stride(w) * 4,
+                      scale_bytes = *matrix_stride(scales) * scales.itemsize(), bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {
+      std::vector<Product> jobs;
+      for (int first = 0, end; first < matrices; first = end) { /* those of x that take the same rows come together */
+        for (end = first + 1; end < matrices && chosen[end] == chosen[first];) end++;
+        for (size_t row = first * rows; row < end * rows; row += ROWS_AT_ONCE) {
+          Product part = p;
+          part.m = std::min<size_t>(ROWS_AT_ONCE, end * rows - row);
+          part.x += row * p.n;
+          part.out = (float *)p.out + row * p.k;
+          part.w += chosen[first] * w_bytes;
+          part.scales = (const char *)p.scales + chosen[first] * scale_bytes;
+          if (p.biases) part.biases = (const char *)p.biases + chosen[first] * bias_bytes;
+          jobs.push_back(part);
+        }
+      }
+      each((int)jobs.size(), shares(rows, matrices * rows * p.n * p.k), [&](int i) { kernels->weigh(jobs[i], scratch(KEYS * (p.k + ROWS_AT_ONCE))); });
+    });
+  }
+};
+
+/* The rows of an embedding. */
+struct UnpackedRows {
+  static constexpr const char *name = "FastDequantize";
+  Packing packing;
+  mx::Dtype type;
+  bool operator==(const UnpackedRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_dequantize(in[0], in[1], maybe(in, 2), packing.group, packing.bits, packing.mode_name(), std::nullopt, type, s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = in[1].shape(-1) * packing.group;
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array w = whole(in[0], encoder), scales = whole(in[1], encoder);
+    const void *biases = in.size() > 2 ? whole(in[2], encoder).data<void>() : nullptr;
+    Product p = packing.product(w, scales, biases, out.shape(-1), out);
+    const size_t rows = out.size() / p.k;
+    encoder.dispatch([p, rows] {
+      each((int)rows, shares(rows, rows * p.k), [&](int row) {
+        if (p.out_type == F32) return kernels->unpack(p, row, (float *)p.out + row * p.k);
+        float *room = scratch(p.k);
+        kernels->unpack(p, row, room);
+        kernels->from_float(room, p.k, (char *)p.out + 2 * row * p.k, p.out_type);
+      });
+    });
+  }
+};
+
+}  // namespace
