@@ -35,7 +35,7 @@ def gated_delta_update(
     lower_bound: float | None = None,
     allow_neg_eigval: bool = False,
 ) -> _Results:
-    if not available(Rule.DELTA):
+    if not available(Rule.DELTA, metal=k.shape[-1] % 32 != 0):
         words = {"use_kernel": use_kernel, "lower_bound": lower_bound, "allow_neg_eigval": allow_neg_eigval}
         results: _Results = own(q, k, v, a, b, A_log, dt_bias, state, mask, **words)
         return results
@@ -62,7 +62,7 @@ def ssm_update(
     mask: mx.array | None = None,
     lengths: mx.array | None = None,
 ) -> _Results:
-    if not available(Rule.DECAY):
+    if not available(Rule.DECAY, metal=False):
         results: _Results = own(hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
         return results
     x, length = hidden_states, hidden_states.shape[1]
@@ -109,7 +109,7 @@ def rnn_scan(own: _Own, x: mx.array, a: mx.array, h0: mx.array | None) -> _Resul
 def wkv7(own: _Own, self: Any, *inputs: mx.array | None) -> _Results:
     """`inputs` are r, w, k, v, a, b and the state."""
     *vectors, state = cast("list[mx.array]", [*inputs])
-    if not available(Rule.WKV):
+    if not available(Rule.WKV, metal=False):
         results: _Results = own(self, *inputs)
         return results
     if state is None:

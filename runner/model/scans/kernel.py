@@ -6,6 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from runner.model.scans import gpu
+
 
 class Rule(Enum):
     """The rules of updates. A value is the names of the inputs.
@@ -38,9 +40,11 @@ _Kernel = Callable[..., Sequence[mx.array]]
 _made: dict[tuple[Rule, bool], _Kernel] = {}
 
 
-def available(rule: Rule, *, masked: bool = False) -> bool:
-    """Returns True if the device has a kernel for `rule`."""
-    return _kernel(rule, masked) is not None
+def available(rule: Rule, *, metal: bool = True) -> bool:
+    """Returns True if the device has a kernel for `rule`. `metal` is False if mlx-lm has one of its own for Macs."""
+    if _on_cpu():
+        return _kernel(rule, masked=False) is not None
+    return metal or not mx.metal.is_available()
 
 
 def scan(
@@ -56,26 +60,34 @@ def scan(
     False in `mask` [B, T] change no state, and their output is 0. Raises RuntimeError unless the kernel is `available`.
     """
     values = inputs[rule.values]
-    arrays = [*inputs, state] if state.dtype == mx.float32 else [*inputs, state.astype(mx.float32)]
-    kernel = _kernel(rule, mask is not None)
+    arrays = dict(zip([*rule.value.split(), "state"], [*inputs, state.astype(mx.float32)], strict=True))
+    if mask is not None:
+        arrays["mask"] = mask
+    dtype = dtype or values.dtype
+    if _on_cpu():
+        kernel, launch = _kernel(rule, mask is not None), gpu.Launch((), (1, 1, 1), (1, 1, 1))
+    else:
+        kernel = gpu.kernel(rule.name, (*arrays,), (*(array.ndim for array in arrays.values()),))
+        launch = gpu.threads_of(rule.name, arrays, dtype)
     if kernel is None:
         raise RuntimeError(f"this device has no kernel for {rule.name}")
     y, after = kernel(
-        inputs=arrays if mask is None else [*arrays, mask],
+        inputs=[*arrays.values()],
         output_shapes=[values.shape, state.shape],
-        output_dtypes=[dtype or values.dtype, mx.float32],
-        grid=(1, 1, 1),
-        threadgroup=(1, 1, 1),
+        output_dtypes=[dtype, mx.float32],
+        **launch._asdict(),
     )
     return y, after
 
 
+def _on_cpu() -> bool:
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
 def _kernel(rule: Rule, masked: bool) -> _Kernel | None:
-    """Returns the kernel for `rule`; None if the device has none. On a CPU it is one of `runner.cpu`, which stands in
-    front of MLX's function and needs no source."""
+    """Returns the CPU's kernel for `rule`, or None. It is one of `runner.cpu`, which stands in front of MLX's function
+    and needs no source."""
     if (rule, masked) not in _made:
-        if mx.default_device() != mx.Device(mx.cpu):
-            return None
         names = [*rule.value.split(), "state", *["mask"] * masked]
         try:
             made: Any = mx.fast.cuda_kernel(f"runner_scan_{rule.name.lower()}", names, ["y", "after"], "")
