@@ -1,0 +1,99 @@
+/* Scans of recurrences: the kernel that `runner/model/scans/kernel.py` asks for by the name of its rule. */
+#pragma once
+#include "operation.h"
+
+namespace {
+
+struct Recurrence {
+  static constexpr const char *name = "FastScan";
+  int rule;
+  bool masked;
+  mx::Dtype type;
+  const Kernels *table; /* asked for once: MLX's own cannot take their place later */
+  bool operator==(const Recurrence &) const = default;
+
+  const array &values(const Arrays &in) const { return in[rule == WKV ? 3 : rule == SELECTIVE || rule == LINEAR ? 0 : 2]; }
+  size_t inputs() const { return rule == DECAY || rule == WKV || rule == SELECTIVE ? 6 : rule == DELTA ? 5 : 2; }
+  const array &state(const Arrays &in) const { return in[inputs()]; }
+  std::vector<mx::Shape> shapes(const Arrays &in) const { return {values(in).shape(), state(in).shape()}; }
+  std::vector<mx::Dtype> types() const { return {type, mx::float32}; }
+
+  /* Says what is wrong with the inputs: by axis, their sizes are those of the state. */
+  void check(const Arrays &in) const {
+    bool fits = in.size() == inputs() + 1 + masked && state(in).dtype() == mx::float32 && values(in).size() > 0;
+    for (size_t i = 0; fits && i < inputs(); i++) fits = is_float(in[i]);
+    if (fits && masked) fits = in.back().dtype() == mx::bool_ && in.back().ndim() == 2;
+    if (!fits) throw std::invalid_argument("[runner_scan] These inputs are not those of the rule.");
+  }
+
+  /* An input as float32, with zeros behind each of its last axes up to the width of vectors if it lies along them. */
+  Floats floats(array a, bool vector, int heads, mx::cpu::CommandEncoder &encoder) const {
+    const int axes = (int)a.ndim();
+    mx::Strides strides = a.strides();
+    const float *p = a.data<float>();
+    const size_t n = a.shape(-1), width = table->width;
+    if (a.dtype() != mx::float32 || (axes > 2 - vector && !has_rows(a) && (vector || axes == 4)) || (vector && n % width)) {
+      array x = with_rows(a, encoder);
+      const size_t room = (n + width - 1) / width * width;
+      strides.back() = 1;
+      int64_t stride = room;
+      for (int i = axes - 2; i >= 0; stride *= a.shape(i--)) strides[i] = stride;
+      array copy = temporary({(int)stride}, mx::float32, encoder);
+      encoder.dispatch([rows = Rows(x), type = type_of(x.dtype()), n, room, to = copy.data<float>(), table = table] {
+        for (size_t row = 0; row < rows.count; row++) {
+          table->to_float(rows[row], type, n, to + row * room);
+          memset(to + row * room + n, 0, sizeof(float) * (room - n));
+        }
+      });
+      p = copy.data<float>();
+    }
+    if (axes == 1) return {p, 0, 0, rule == DECAY ? strides[0] : 0, 1};
+    if (axes == 2) return {p, 0, 0, 0, 1};
+    const bool by_heads = rule != SELECTIVE && rule != LINEAR;
+    return {p, strides[0], strides[1], by_heads ? strides[2] : 0, by_heads ? heads / a.shape(2) : 1};
+  }
+
+  void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
+    const array &x = values(in);
+    array before = whole(state(in), encoder);
+    allocate(out[0]);
+    if (before.is_donatable() && before.data_size() == before.size()) out[1].copy_shared_buffer(before);
+    else allocate(out[1]);
+    const bool by_heads = rule != SELECTIVE && rule != LINEAR;
+    Scan a{};
+    a.rule = rule, a.length = x.shape(1), a.type = type_of(type);
+    a.heads = by_heads ? before.shape(1) : 1, a.rows = before.shape(by_heads ? 2 : 1), a.columns = rule == LINEAR ? 1 : before.shape(-1);
+    a.channels = rule == WKV || rule == SELECTIVE || (rule == DELTA && in[3].ndim() == 4);
+    for (size_t i = 0; i < inputs(); i++) {
+      const bool is_value = &in[i] == &x, scalars = in[i].ndim() < (by_heads ? 4 : 2) || rule == LINEAR || (rule == SELECTIVE && i < 2);
+      a.in[i] = floats(in[i], !is_value && !scalars, a.heads, encoder);
+    }
+    for (size_t i = inputs(); i < 6; i++) a.in[i] = a.in[0];
+    const int batch = x.shape(0);
+    const bool *mask = masked ? whole(in.back(), encoder).data<bool>() : nullptr;
+    a.before = before.data<float>(), a.after = out[1].data<float>(), a.y = out[0].data<char>();
+    a.token_bytes = out[0].nbytes() / batch / a.length, a.batch_bytes = out[0].nbytes() / batch;
+    encoder.dispatch([a, batch, mask, table = table]() mutable {
+      std::vector<int> tokens(batch * (size_t)a.length), counts(batch, 0);
+      for (int b = 0; b < batch; b++)
+        for (int t = 0; t < a.length; t++)
+          if (!mask || mask[b * (size_t)a.length + t]) tokens[b * (size_t)a.length + counts[b]++] = t;
+      a.tokens = tokens.data(), a.counts = counts.data();
+      const int rows = a.rule == LINEAR ? 256 : 32, parts = (a.rows + rows - 1) / rows;
+      const size_t work = (size_t)batch * a.heads * a.length * a.rows * a.columns * 4;
+      each(batch * a.heads * parts, shares((size_t)batch * a.length, work), [&](int i) {
+        const int from = i % parts * rows, head = i / parts % a.heads;
+        table->scan(a, i / parts / a.heads, head, from, std::min(from + rows, a.rows), scratch(4 * (size_t)(a.columns + table->width)));
+      });
+    });
+  }
+};
+
+/* The rule of a kernel's name; -1 if it is another kernel. */
+int rule_of(const std::string &name) {
+  static const char *names[] = {"runner_scan_decay", "runner_scan_delta", "runner_scan_wkv", "runner_scan_selective", "runner_scan_linear"};
+  const auto found = std::find(std::begin(names), std::end(names), name);
+  return found == std::end(names) ? -1 : (int)(found - std::begin(names));
+}
+
+}  // namespace
