@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm.models
 import numpy as np
 import pytest
 
@@ -162,3 +163,11 @@ def test_macs_use_mlx_lms_kernel_where_it_has_one(
     inputs = q, q, v, gates, gates, gates[0, 0], gates[0, 0]
     found = functions.gated_delta_update(lambda *_, **__: mlx_lms, *inputs)
     assert found is (mlx_lms if theirs else ours)
+
+
+def test_mlx_lm_leaves_gated_delta_nets_to_us_on_nvidia() -> None:
+    calls = [path.name for path in Path(*mlx_lm.models.__path__).glob("*.py") if "fast.gated_delta" in path.read_text()]
+    assert not calls, (
+        f"{calls} call MLX's own kernel for gated delta nets: see if `functions.gated_delta_update` still stands in "
+        "its place, and what `python -m scripts.tools.device` finds on NVIDIA, where MLX 0.32.4 has a loop"
+    )
