@@ -55,9 +55,12 @@ struct Recurrence {
 
   void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
     const array &x = values(in);
-    array before = whole(state(in), encoder);
+    for (array &other : out)
+      if (&other.inputs() != &in) other.inputs().clear(); /* or the state would count as used by each output */
+    const bool in_place = state(in).is_donatable() && state(in).flags().row_contiguous;
+    const array before = whole(state(in), encoder);
     allocate(out[0]);
-    if (before.is_donatable() && before.data_size() == before.size()) out[1].copy_shared_buffer(before);
+    if (in_place) out[1].copy_shared_buffer(before);
     else allocate(out[1]);
     const bool by_heads = rule != SELECTIVE && rule != LINEAR;
     Scan a{};
