@@ -67,6 +67,14 @@ struct Scan {
   size_t batch_bytes, token_bytes;
 };
 
+/* The decays of a recurrence: exp(-rate * step), where step = softplus(x + bias) within limits; or, with a bound,
+ * exp(bound * sigmoid(rate * (x + bias))). `bias` and `rates` have room for whole vectors. */
+struct Gates {
+  size_t n;
+  const float *bias, *rates;
+  float least, most, bound; /* no bound: 0 */
+};
+
 struct Kernels {
   int width; /* of a vector, in float32 numbers */
   void (*take)(const Product &, const void *row, int type, float *out);
@@ -78,6 +86,7 @@ struct Kernels {
   void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
   void (*unary)(int what, const float *x, const float *factor, float *out, size_t n);
   void (*scan)(const Scan &, int batch, int head, int from, int to, float *scratch);
+  void (*gates)(const Gates &, const float *x, float *decays, float *steps);
   void (*softmax)(const float *x, float *out, size_t n);
   void (*to_float)(const void *x, int type, size_t n, float *out);
   void (*from_float)(const float *x, size_t n, void *out, int type);

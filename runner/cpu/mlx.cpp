@@ -210,6 +210,12 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
 EXPORT CustomKernelFunction cuda_kernel(const std::string &name, const std::vector<std::string> &input_names, const std::vector<std::string> &output_names,
                                         const std::string &source, const std::string &header, bool ensure_row_contiguous, int shared_memory) {
   const int rule = kernels ? rule_of(name) : -1;
+  if (kernels && name == "runner_gates")
+    return [table = kernels](const Arrays &in, const std::vector<Shape> &, const std::vector<Dtype> &, std::tuple<int, int, int>, std::tuple<int, int, int>,
+                             std::vector<std::pair<std::string, TemplateArg>>, std::optional<float>, bool, StreamOrDevice s) {
+      Gating{table}.check(in);
+      return make(s, Gating{table}, in);
+    };
   if (rule < 0) return own_cuda_kernel(name, input_names, output_names, source, header, ensure_row_contiguous, shared_memory);
   return [rule, table = kernels](const Arrays &in, const std::vector<Shape> &, const std::vector<Dtype> &types, std::tuple<int, int, int>, std::tuple<int, int, int>,
                                  std::vector<std::pair<std::string, TemplateArg>>, std::optional<float>, bool, StreamOrDevice s) {

@@ -55,9 +55,12 @@ struct Recurrence {
 
   void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
     const array &x = values(in);
-    array before = whole(state(in), encoder);
+    for (array &other : out)
+      if (&other.inputs() != &in) other.inputs().clear(); /* or the state would count as used by each output */
+    const bool in_place = state(in).is_donatable() && state(in).flags().row_contiguous;
+    const array before = whole(state(in), encoder);
     allocate(out[0]);
-    if (before.is_donatable() && before.data_size() == before.size()) out[1].copy_shared_buffer(before);
+    if (in_place) out[1].copy_shared_buffer(before);
     else allocate(out[1]);
     const bool by_heads = rule != SELECTIVE && rule != LINEAR;
     Scan a{};
@@ -84,6 +87,67 @@ struct Recurrence {
       each(batch * a.heads * parts, shares((size_t)batch * a.length, work), [&](int i) {
         const int from = i % parts * rows, head = i / parts % a.heads;
         table->scan(a, i / parts / a.heads, head, from, std::min(from + rows, a.rows), scratch(4 * (size_t)(a.columns + table->width)));
+      });
+    });
+  }
+};
+
+/* Decays of tokens, and beside them their steps or the sigmoids of another input, times a factor.
+ *
+ * Inputs: x [B, T, H] or [B, T, H, D], its bias, the logarithms of rates, limits [4] (least and most step, bound, factor),
+ * and the other input if there is one. */
+struct Gating {
+  static constexpr const char *name = "FastGates";
+  const Kernels *table;
+  bool operator==(const Gating &) const = default;
+
+  std::vector<mx::Shape> shapes(const Arrays &in) const { return {in[0].shape(), in.back().ndim() == 1 ? in[0].shape() : in.back().shape()}; }
+  std::vector<mx::Dtype> types() const { return {mx::float32, mx::float32}; }
+  void check(const Arrays &in) const {
+    bool fits = (in.size() == 4 || in.size() == 5) && in[0].ndim() >= 3 && in[0].ndim() <= 4 && in[3].size() == 4 && in[3].dtype() == mx::float32;
+    const size_t n = fits ? in[0].size() / in[0].shape(0) / in[0].shape(1) : 0;
+    for (size_t i = 0; fits && i < in.size(); i++) fits = is_float(in[i]) && (i < 1 || i > 2 || (in[i].size() > 0 && n % in[i].size() == 0));
+    if (!fits || in[0].size() == 0) throw std::invalid_argument("[runner_gates] These inputs are not those of gates.");
+  }
+
+  void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
+    struct Given {
+      const void *p;
+      int type;
+      size_t count;
+    } given[2]; /* the bias, and the logarithms of rates */
+    array x = with_rows(in[0], encoder), other = with_rows(in.back(), encoder), limits = whole(in[3], encoder);
+    for (int i = 0; i < 2; i++) {
+      array a = whole(in[1 + i], encoder);
+      given[i] = {a.data<void>(), type_of(a.dtype()), a.size()};
+    }
+    const size_t width = x.shape(-1), heads = x.ndim() == 4 ? x.shape(2) : 1, all = heads * width;
+    float *bias = room_for(3, all + table->width, encoder), *rates = bias + all + table->width, *spread = rates + all + table->width;
+    allocate(out[0]), allocate(out[1]);
+    encoder.dispatch([=, table = table, both = in.size() == 5, rows = Rows(x), others = Rows(other), count = x.size() / all, type = type_of(x.dtype()),
+                      other_type = type_of(other.dtype()), n = (size_t)other.shape(-1), limits = limits.data<float>(), decays = out[0].data<float>(),
+                      second = out[1].data<float>()] {
+      for (int i = 0; i < 2; i++) { /* each number for as many as it has to serve */
+        table->to_float(given[i].p, given[i].type, given[i].count, spread);
+        for (size_t j = 0; j < all; j++) (i ? rates : bias)[j] = spread[j / (all / given[i].count)];
+        memset((i ? rates : bias) + all, 0, sizeof(float) * table->width);
+      }
+      table->unary(EXP, rates, nullptr, rates, all);
+      const size_t part = 64;
+      each((int)((count + part - 1) / part), shares(count, count * all * 16), [&](int i) {
+        float *floats = scratch(std::max(width, n) + table->width);
+        for (size_t token = i * part; token < std::min(count, (i + 1) * part); token++) {
+          for (size_t head = 0; head < heads; head++) {
+            const size_t row = token * heads + head;
+            const Gates a = {width, bias + head * width, rates + head * width, limits[0], limits[1], limits[2]};
+            if (type != F32) table->to_float(rows[row], type, width, floats);
+            table->gates(a, type != F32 ? floats : (const float *)rows[row], decays + row * width, both ? nullptr : second + row * width);
+          }
+          if (!both) continue;
+          table->to_float(others[token], other_type, n, floats);
+          table->unary(SIGMOID, floats, nullptr, second + token * n, n);
+          for (size_t j = 0; j < n; j++) second[token * n + j] *= limits[3];
+        }
       });
     });
   }

@@ -126,4 +126,33 @@ void scan(const Scan &a, int batch, int head, int from, int to, float *scratch) 
   }
 }
 
+/* log(1 + exp(x)): max(x, 0) + log(1 + e), e = exp(-|x|), as the series of 2 atanh(e / (2 + e)). */
+INLINE V softplus(V x) {
+  const V e = exponential(x < 0 ? x : -x), s = e / (2.0f + e), square = s * s;
+  V p = all(1.0f / 13);
+  UNROLLED for (int odd = 11; odd > 0; odd -= 2) p = p * square + 1.0f / odd;
+  return (x < 0 ? V{} : x) + 2.0f * s * p;
+}
+
+/* One row of n numbers. `steps` may be NULL. */
+void gates(const Gates &a, const float *x, float *decays, float *steps) {
+  for (size_t i = 0; i < a.n; i += WIDTH) {
+    const size_t count = least(a.n - i, WIDTH);
+    float rest[3][WIDTH] = {};
+    if (count < WIDTH) memcpy(rest[0], x + i, 4 * count);
+    const V given = load(count < WIDTH ? rest[0] : x + i) + load(a.bias + i), rate = load(a.rates + i);
+    float *decay = count < WIDTH ? rest[1] : decays + i, *step = count < WIDTH || !steps ? rest[2] : steps + i;
+    if (a.bound != 0) {
+      store(decay, exponential(a.bound * sigmoid(rate * given)));
+    } else {
+      const V soft = softplus(given), within = soft < a.least ? all(a.least) : soft > a.most ? all(a.most) : soft;
+      store(decay, exponential(-(rate * within)));
+      store(step, within);
+    }
+    if (count == WIDTH) continue;
+    memcpy(decays + i, decay, 4 * count);
+    if (steps) memcpy(steps + i, step, 4 * count);
+  }
+}
+
 }  // namespace

@@ -858,4 +858,4 @@ void softmax(const float *x, float *out, size_t n) {
 #include "scans.h"
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, scan, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, scan, gates, softmax, to_float, from_float};

@@ -1,8 +1,8 @@
 """The recurrences of models, computed by one kernel over all tokens.
 
-mlx-lm computes most recurrences token by token, with several operations each. `replace_loops` puts functions of this package in
-the place of those loops, in mlx-lm's and mlx-vlm's modules. Read `kernel` first, which states the rules and calls the
-kernel of the device; then `functions`, the functions that models call.
+mlx-lm computes most recurrences token by token, with several operations each. `replace_loops` puts functions of this
+package in the place of those loops, in mlx-lm's and mlx-vlm's modules. Read `kernel` first, which states the rules and
+calls the kernel of the device; then `functions`, the functions that models call.
 
 Owner: the engine thread, like every array.
 """

@@ -10,9 +10,8 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.nn.layers.activations import silu, softplus
 from mlx_lm.models.activations import swiglu
-from mlx_lm.models.gated_delta import compute_g, compute_lower_bound_g
-from mlx_lm.models.ssm import compute_dt
 
+from runner.model.scans.gates import delta_gates, step_gates
 from runner.model.scans.kernel import Rule, available, scan
 
 _Results = tuple[mx.array, mx.array]
@@ -39,10 +38,7 @@ def gated_delta_update(
         words = {"use_kernel": use_kernel, "lower_bound": lower_bound, "allow_neg_eigval": allow_neg_eigval}
         results: _Results = own(q, k, v, a, b, A_log, dt_bias, state, mask, **words)
         return results
-    beta = mx.sigmoid(b)
-    if allow_neg_eigval:
-        beta = beta * 2.0
-    g = compute_g(A_log, a, dt_bias) if lower_bound is None else compute_lower_bound_g(A_log, a, dt_bias, lower_bound)
+    g, beta = delta_gates(a, b, A_log, dt_bias, lower_bound, negative=allow_neg_eigval)
     if state is None:
         state = mx.zeros((q.shape[0], *v.shape[2:], q.shape[-1]))
     return scan(Rule.DELTA, (q, k, v, g, beta), state, mask, q.dtype)
@@ -66,8 +62,7 @@ def ssm_update(
         results: _Results = own(hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
         return results
     x, length = hidden_states, hidden_states.shape[1]
-    dt = compute_dt(dt, dt_bias, time_step_limit)
-    g = mx.exp(dt * -mx.exp(A_log.astype(mx.float32)))
+    g, dt = step_gates(dt, dt_bias, A_log, time_step_limit)
     if lengths is not None:
         within = mx.arange(length) < lengths[:, None]
         mask = within if mask is None else mask & within
