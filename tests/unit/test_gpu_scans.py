@@ -125,7 +125,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """For each case: the whole, the same in parts, and each text alone."""
     kernels = Kernels(metal=request.param == "metal")
     with pytest.MonkeyPatch.context() as patch:
-        gpu.kernel.cache_clear()
+        _forget()
         patch.setattr(kernel, "_on_cpu", lambda: False)
         patch.setattr(mx.metal, "is_available", lambda: request.param == "metal")
         patch.setattr(mx.fast, f"{request.param}_kernel", kernels.make)
@@ -133,8 +133,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             _run(case)
         kernels.compile(tmp_path_factory.mktemp("kernels"))
         found = {case: _run(case) for case in SMALL}
-    gpu.kernel.cache_clear()
+    _forget()
     return found
+
+
+def _forget() -> None:
+    gpu.prepared.cache_clear()
+    gpu._kernel.cache_clear()
 
 
 def _run(case: Case) -> tuple[_Results, _Results, list[_Results]]:

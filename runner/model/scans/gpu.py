@@ -12,7 +12,8 @@ MLX's own `mx.fast.gated_delta_update` has kernels for Macs alone (0.32.4). On N
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -104,32 +105,43 @@ class Launch(NamedTuple):
     threadgroup: tuple[int, int, int]
 
 
+Shapes = tuple[tuple[int, ...], ...]
+Kernel = Callable[..., Sequence[mx.array]]
+
+
+@lru_cache(maxsize=256)
+def prepared(
+    rule: str, names: tuple[str, ...], shapes: Shapes, kinds: tuple[mx.Dtype, ...], dtype: mx.Dtype
+) -> tuple[Kernel, Launch]:
+    """Returns the kernel for the rule of this name, and how to run it over arrays of any strides: the inputs, the
+    state, and the mask if there is one. `dtype` is that of the outputs."""
+    kernel = _kernel(rule, names, tuple(map(len, shapes)))
+    axes = axes_of(rule, {name: len(shape) for name, shape in zip(names, shapes, strict=True)})
+    sizes = {
+        axis: size
+        for name, shape in zip(names, shapes, strict=True)
+        for axis, size in zip(axes[name], shape, strict=True)
+    }
+    heads, rows, width = (sizes.get(axis, 1) for axis in "hrc")
+    lanes = min(_WARP, 1 << (-(-width // _COLUMNS) - 1).bit_length())
+    counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes}
+    types = [(f"T_{name}", kind) for name, kind in zip(names, kinds, strict=True)]
+    small = sum(mx.metal.is_available() << at for at, shape in enumerate(shapes) if prod(shape) < _CONSTANT)
+    return kernel, Launch(
+        [*counts.items(), ("PER", -(-width // lanes)), ("Y", dtype), *types, ("SMALL", small)],
+        (_WARP, -(-heads * rows * lanes // _WARP), sizes["b"]),
+        (_WARP, _WARPS, 1),
+    )
+
+
 @cache
-def kernel(rule: str, names: tuple[str, ...], dimensions: tuple[int, ...]) -> Callable[..., Sequence[mx.array]]:
-    """Returns the kernel for the rule of this name and for arrays of these names and numbers of dimensions: its inputs,
-    the state, and the mask if there is one."""
+def _kernel(rule: str, names: tuple[str, ...], dimensions: tuple[int, ...]) -> Kernel:
     metal = mx.metal.is_available()
     make: Callable[..., Any] = mx.fast.metal_kernel if metal else mx.fast.cuda_kernel
     body = source(rule, dict(zip(names, dimensions, strict=True)), metal=metal)
     name = "_".join(["runner_scan", rule.lower(), *map(str, dimensions)])
-    made: Callable[..., Sequence[mx.array]] = make(name, names, ["y", "after"], body, ensure_row_contiguous=False)
+    made: Kernel = make(name, names, ["y", "after"], body, ensure_row_contiguous=False)
     return made
-
-
-def threads_of(rule: str, arrays: Mapping[str, mx.array], dtype: mx.Dtype) -> Launch:
-    """Returns how to run the kernel over `arrays`, of any strides. `dtype` is that of the outputs."""
-    axes = axes_of(rule, {name: array.ndim for name, array in arrays.items()})
-    sizes = {axis: size for name, array in arrays.items() for axis, size in zip(axes[name], array.shape, strict=True)}
-    heads, rows, width = (sizes.get(axis, 1) for axis in "hrc")
-    lanes = min(_WARP, 1 << (-(-width // _COLUMNS) - 1).bit_length())
-    counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes}
-    kinds = {f"T_{name}": array.dtype for name, array in arrays.items()}
-    small = sum(mx.metal.is_available() << at for at, array in enumerate(arrays.values()) if array.size < _CONSTANT)
-    return Launch(
-        [*counts.items(), ("PER", -(-width // lanes)), ("Y", dtype), *kinds.items(), ("SMALL", small)],
-        (_WARP, -(-heads * rows * lanes // _WARP), sizes["b"]),
-        (_WARP, _WARPS, 1),
-    )
 
 
 def axes_of(rule: str, dimensions: Mapping[str, int]) -> Mapping[str, str]:

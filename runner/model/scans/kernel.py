@@ -67,8 +67,8 @@ def scan(
     if _on_cpu():
         kernel, launch = _kernel(rule, mask is not None), gpu.Launch((), (1, 1, 1), (1, 1, 1))
     else:
-        kernel = gpu.kernel(rule.name, (*arrays,), (*(array.ndim for array in arrays.values()),))
-        launch = gpu.threads_of(rule.name, arrays, dtype)
+        shapes, kinds = zip(*((array.shape, array.dtype) for array in arrays.values()), strict=True)
+        kernel, launch = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
     if kernel is None:
         raise RuntimeError(f"this device has no kernel for {rule.name}")
     y, after = kernel(
