@@ -60,6 +60,8 @@ def scan(
     False in `mask` [B, T] change no state, and their output is 0. Raises RuntimeError unless the kernel is `available`.
     """
     values = inputs[rule.values]
+    if values.size == 0:
+        return values, state
     arrays = dict(zip([*rule.value.split(), "state"], [*inputs, state.astype(mx.float32)], strict=True))
     if mask is not None:
         arrays["mask"] = mask
