@@ -170,6 +170,23 @@ def test_macs_use_mlx_lms_kernel_where_it_has_one(
     assert found is (mlx_lms if theirs else ours)
 
 
+def test_each_source_that_mlx_writes_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one name and template MLX compiles whatever came last: again and again if the sources take turns."""
+    monkeypatch.setattr(gpu, "_kernel", lambda *_: None)
+
+    def template(heads: int, kind: mx.Dtype, *, metal: bool) -> object:
+        monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+        gpu.prepared.cache_clear()
+        shapes = (1, 1, 8), (1, 1, 8), (1, heads)
+        launch = gpu.prepared("LINEAR", ("x", "a", "state"), shapes, (kind, kind, mx.float32), mx.float32)[1]
+        return [word for word in launch.template if word[0] != "Dv"]
+
+    assert template(7, mx.float32, metal=True) != template(8, mx.float32, metal=True)
+    assert template(7, mx.float32, metal=False) == template(8, mx.float32, metal=False)
+    assert template(8, mx.float16, metal=False) != template(8, mx.float32, metal=False)
+    gpu.prepared.cache_clear()
+
+
 def test_mlx_lm_leaves_gated_delta_nets_to_us_on_nvidia() -> None:
     calls = [path.name for path in Path(*mlx_lm.models.__path__).glob("*.py") if "fast.gated_delta" in path.read_text()]
     assert not calls, (
