@@ -9,6 +9,7 @@
 enum Type { F32, F16, BF16, BOOL };
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
 enum Unary { SIGMOID, SILU, TANH, EXP };
+enum Rule { DECAY, DELTA, WKV, SELECTIVE, LINEAR };
 enum {
   KEYS = 64,    /* of a tile of attention */
   TILE = 72,    /* the most keys of one that is shared by queries which begin with different keys */
@@ -43,6 +44,37 @@ struct Attention {
   int64_t qs[3], ks[3], vs[3], ms[4]; /* of the mask: the stride from a key to the next, too */
 };
 
+/* Numbers of tokens: the strides from a text to the next, from a token, and from a head, which `heads_each` heads of a
+ * state share. */
+struct Floats {
+  const float *p;
+  int64_t batch, token, head;
+  int heads_each;
+};
+
+/* A scan by one of the rules of `runner/model/scans/kernel.py`, with the inputs there.
+ *
+ * States are [batch, heads, rows, columns]; vectors along the columns have zeros up to a multiple of the width of
+ * vectors. Tokens of text b that count: the first counts[b] of tokens[b][length]. */
+struct Scan {
+  int rule, channels; /* the decay has a factor for each column */
+  int heads, rows, columns, length, type;
+  Floats in[6];
+  const int *tokens, *counts;
+  const float *before;
+  float *after; /* may be `before` */
+  char *y;      /* [batch, length, heads, rows] */
+  size_t batch_bytes, token_bytes;
+};
+
+/* The decays of a recurrence: exp(-rate * step), where step = softplus(x + bias) within limits; or, with a bound,
+ * exp(bound * sigmoid(rate * (x + bias))). `bias` and `rates` have room for whole vectors. */
+struct Gates {
+  size_t n;
+  const float *bias, *rates;
+  float least, most, bound; /* no bound: 0 */
+};
+
 struct Kernels {
   int width; /* of a vector, in float32 numbers */
   void (*take)(const Product &, const void *row, int type, float *out);
@@ -53,6 +85,8 @@ struct Kernels {
   void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, void *out, int out_type);
   void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
   void (*unary)(int what, const float *x, const float *factor, float *out, size_t n);
+  void (*scan)(const Scan &, int batch, int head, int from, int to, float *scratch);
+  void (*gates)(const Gates &, const float *x, float *decays, float *steps);
   void (*softmax)(const float *x, float *out, size_t n);
   void (*to_float)(const void *x, int type, size_t n, float *out);
   void (*from_float)(const float *x, size_t n, void *out, int type);

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "functions.h"
 #include "products.h"
+#include "recurrences.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define TEXT_OF(NUMBER) #NUMBER
@@ -203,6 +204,26 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
   if (sinks) inputs.push_back(*sinks);
   const bool rounds = asked && q.shape(0) == asked->batch && q.shape(2) == asked->length;
   return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value(), mode == "" && !mask ? oldest_of(k) : 0, rounds ? asked : nullptr}, q.dtype(), std::move(inputs));
+}
+
+/* A kernel of ours by its name: the scans have one call on all devices. */
+EXPORT CustomKernelFunction cuda_kernel(const std::string &name, const std::vector<std::string> &input_names, const std::vector<std::string> &output_names,
+                                        const std::string &source, const std::string &header, bool ensure_row_contiguous, int shared_memory) {
+  const int rule = kernels ? rule_of(name) : -1;
+  if (kernels && name == "runner_gates")
+    return [table = kernels](const Arrays &in, const std::vector<Shape> &, const std::vector<Dtype> &, std::tuple<int, int, int>, std::tuple<int, int, int>,
+                             std::vector<std::pair<std::string, TemplateArg>>, std::optional<float>, bool, StreamOrDevice s) {
+      Gating{table}.check(in);
+      return make(s, Gating{table}, in);
+    };
+  if (rule < 0) return own_cuda_kernel(name, input_names, output_names, source, header, ensure_row_contiguous, shared_memory);
+  return [rule, table = kernels](const Arrays &in, const std::vector<Shape> &, const std::vector<Dtype> &types, std::tuple<int, int, int>, std::tuple<int, int, int>,
+                                 std::vector<std::pair<std::string, TemplateArg>>, std::optional<float>, bool, StreamOrDevice s) {
+    Recurrence scan{rule, false, types.at(0), table};
+    scan.masked = in.size() > scan.inputs() + 1;
+    scan.check(in);
+    return make(s, std::move(scan), in);
+  };
 }
 
 }  // namespace fast

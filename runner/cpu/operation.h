@@ -171,6 +171,9 @@ uint32_t matrices_of(const array &a) { return a.size() / ((size_t)a.shape(-1) * 
 array with_matrices(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, matrix_stride(a).has_value(), encoder); }
 array with_rows(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, has_rows(a), encoder); }
 
+/* An operation with several outputs: it has `shapes`, allocates them itself, and has no gradients. */
+template <typename Operation> concept Several = requires(const Operation &operation, const Arrays &in) { operation.shapes(in); };
+
 /* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. */
 template <typename Operation> class Fast : public mx::Primitive {
  public:
@@ -180,27 +183,35 @@ template <typename Operation> class Fast : public mx::Primitive {
   const char *name() const override { return Operation::name; }
   void eval_cpu(const Arrays &in, Arrays &out) override {
     calls++;
-    allocate(out[0]);
-    operation.run(in, out[0], mx::cpu::get_command_encoder(stream()));
+    auto &encoder = mx::cpu::get_command_encoder(stream());
+    if constexpr (Several<Operation>) return operation.run(in, out, encoder);
+    else return allocate(out[0]), operation.run(in, out[0], encoder);
   }
   void eval_gpu(const Arrays &, Arrays &) override { throw std::runtime_error("This operation was made for a CPU stream."); }
   bool is_equivalent(const mx::Primitive &other) const override {
     auto *same = dynamic_cast<const Fast *>(&other);
     return same && same->operation == operation;
   }
-  std::vector<mx::Shape> output_shapes(const Arrays &in) override { return {operation.shape(in)}; }
+  std::vector<mx::Shape> output_shapes(const Arrays &in) override {
+    if constexpr (Several<Operation>) return operation.shapes(in);
+    else return {operation.shape(in)};
+  }
+  Arrays original(const Arrays &in) {
+    if constexpr (Several<Operation>) throw std::runtime_error("This operation has no gradients.");
+    else return {operation.original(in, stream())};
+  }
   Arrays vjp(const Arrays &primals, const Arrays &cotangents, const std::vector<int> &argnums, const Arrays &) override {
     Arrays chosen;
     for (int i : argnums) chosen.push_back(primals[i]);
     auto f = [&](const Arrays &x) {
       Arrays in = primals;
       for (size_t i = 0; i < argnums.size(); i++) in[argnums[i]] = x[i];
-      return Arrays{operation.original(in, stream())};
+      return original(in);
     };
     return mx::vjp(f, chosen, cotangents).second;
   }
   std::pair<Arrays, std::vector<int>> vmap(const Arrays &in, const std::vector<int> &axes) override {
-    auto out = mx::vmap([&](const Arrays &x) { return Arrays{operation.original(x, stream())}; }, axes)(in);
+    auto out = mx::vmap([&](const Arrays &x) { return original(x); }, axes)(in);
     return {out, {0}};
   }
 };
@@ -209,6 +220,12 @@ template <typename Operation> array make(mx::StreamOrDevice s, Operation operati
   auto shape = operation.shape(inputs);
   auto primitive = std::make_shared<Fast<Operation>>(mx::to_stream(s), std::move(operation));
   return array(std::move(shape), type, std::move(primitive), std::move(inputs));
+}
+
+template <Several Operation> Arrays make(mx::StreamOrDevice s, Operation operation, Arrays inputs) {
+  auto shapes = operation.shapes(inputs);
+  auto types = operation.types();
+  return array::make_arrays(std::move(shapes), types, std::make_shared<Fast<Operation>>(mx::to_stream(s), std::move(operation)), inputs);
 }
 
 Maybe maybe(const Arrays &in, size_t i, bool there = true) { return there && i < in.size() ? Maybe(in[i]) : std::nullopt; }
@@ -241,6 +258,7 @@ const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
 const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
 const auto own_attention = libmlx(&mx::fast::scaled_dot_product_attention);
+const auto own_cuda_kernel = libmlx(&mx::fast::cuda_kernel);
 
 /* --- Padding */
 

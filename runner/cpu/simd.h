@@ -855,5 +855,7 @@ void softmax(const float *x, float *out, size_t n) {
 
 }  // namespace
 
+#include "scans.h"
+
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, scan, gates, softmax, to_float, from_float};

@@ -23,6 +23,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
 
 from runner.errors import ModelError
+from runner.model import scans
 from runner.model.architectures import DECIDERS, Config
 from runner.vlm import LIBRARY, NOT_INSTALLED
 
@@ -70,11 +71,13 @@ def import_package(package: str) -> ModuleType:
         sys.modules[LIBRARY] = importlib.util.module_from_spec(spec)
     logging.disable(logging.WARNING)  # transformers warns about a missing torch
     try:
-        return importlib.import_module(f"{LIBRARY}.models.{package}")
+        classes = importlib.import_module(f"{LIBRARY}.models.{package}")
     except ImportError as error:
         raise ModelError(f"mlx-vlm's module cannot be imported: {error}") from error
     finally:
         logging.disable(logging.NOTSET)
+    scans.replace_loops()
+    return classes
 
 
 def bits(array: mx.array) -> mx.array:

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
+from runner.model import scans
 from runner.model.architectures import COMPUTED_TENSORS
 from runner.model.module_config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.opened import OpenedModel
@@ -117,6 +118,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     try:
         classes = importlib.import_module(name)
         args_class, module_class = classes.ModelArgs, classes.Model
+        scans.replace_loops()
     except (ImportError, AttributeError, SystemExit) as error:  # one of mlx-lm's modules exits if a package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)

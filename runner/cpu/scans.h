@@ -1,0 +1,158 @@
+/* Scans of recurrences, as `simd.h` includes them: vectors lie along the columns of a state, and four rows of it are
+ * taken at a time through some tokens.
+ *
+ * One pass over a row does all that a token needs: the update, the sum for the output, and the sum with the next token's
+ * vector, from which the next update is made. The first token's is summed before, in the same order. So the bits are the
+ * same wherever tokens are cut. */
+
+namespace {
+
+enum { AT_A_TIME = 32 }; /* tokens, whose vectors stay in the first-level cache for all rows */
+
+/* Up to four numbers; the others are 0. */
+INLINE Quarter four(const float *p, int count) {
+  if (count == 4) return *(const LooseQuarter *)p;
+  Quarter v = {};
+  memcpy(&v, p, 4 * count);
+  return v;
+}
+
+/* Updates `count` rows of a state by tokens, and writes their outputs. */
+template <int RULE, bool CHANNELS>
+INLINE void scan_four(const Scan &a, const float *const *base, const int *tokens, int length, const float *from, float *to, size_t ld, int row, int count, char *y) {
+  enum { Q = 0, G = RULE == WKV ? 1 : 3, K = RULE == WKV ? 2 : RULE == SELECTIVE ? 3 : 1, VALUES = RULE == WKV ? 3 : RULE == SELECTIVE ? 0 : 2, BETA = RULE == SELECTIVE ? 1 : 4 };
+  constexpr bool ASKS = RULE == DELTA || RULE == WKV;
+  const size_t n = up(a.columns, WIDTH);
+  const auto at = [&](int i, int token) { return base[i] + token * a.in[i].token; };
+  const auto asked = [&](int token, size_t j) { /* of the state before the token */
+    if constexpr (RULE == WKV) return load(at(4, token) + j);
+    else return CHANNELS ? load(at(G, token) + j) * load(at(K, token) + j) : load(at(K, token) + j);
+  };
+  const float *decays[4];
+  if constexpr (RULE == SELECTIVE) UNROLLED for (int r = 0; r < 4; r++) decays[r] = at(2, row + (r < count ? r : 0));
+  Quarter answer = {};
+  if constexpr (ASKS) {
+    V sums[4] = {};
+    for (size_t j = 0; j < n; j += WIDTH) {
+      const V probe = asked(tokens[0], j);
+      UNROLLED for (int r = 0; r < 4; r++) sums[r] += load(from + r * ld + j) * probe;
+    }
+    answer = totals(sums[0], sums[1], sums[2], sums[3]);
+  }
+  for (int i = 0; i < length; i++) {
+    const int token = tokens[i], next = tokens[i + 1 < length ? i + 1 : i];
+    const float *q = at(RULE == SELECTIVE ? 4 : Q, token), *k = at(K, token), *g = RULE == SELECTIVE ? NULL : at(G, token);
+    const Quarter values = four(at(VALUES, token) + row, count);
+    Quarter times = values, steps = {};
+    if constexpr (RULE == DECAY) times = *at(BETA, token) * values;
+    if constexpr (RULE == DELTA) times = *at(BETA, token) * (values - (CHANNELS ? answer : answer * *g));
+    if constexpr (RULE == SELECTIVE) {
+      steps = four(at(BETA, token) + row, count);
+      times = steps * values;
+    }
+    V sums[4] = {}, answers[4] = {};
+    for (size_t j = 0; j < n; j += WIDTH) {
+      const V key = load(k + j), query = load(q + j), probe = ASKS ? asked(next, j) : V{};
+      V decay = RULE == SELECTIVE ? V{} : CHANNELS ? load(g + j) : all(*g);
+      UNROLLED for (int r = 0; r < 4; r++) {
+        if constexpr (RULE == SELECTIVE) decay = exponential(steps[r] * load(decays[r] + j));
+        V state = load(from + r * ld + j) * decay;
+        state += times[r] * key;
+        if constexpr (RULE == WKV) state += answer[r] * load(at(5, token) + j);
+        store(to + r * ld + j, state);
+        sums[r] += state * query;
+        if constexpr (ASKS) answers[r] += state * probe;
+      }
+    }
+    from = to;
+    Quarter out = totals(sums[0], sums[1], sums[2], sums[3]);
+    if constexpr (RULE == DECAY) out += *at(5, token) * values;
+    if constexpr (RULE == SELECTIVE) out += four(base[5] + row, count) * values;
+    if constexpr (ASKS) answer = totals(answers[0], answers[1], answers[2], answers[3]);
+    char *place = y + (size_t)token * a.token_bytes;
+    if (a.type == F32 && count == 4) *(LooseQuarter *)((float *)place + row) = out;
+    else for (int r = 0; r < count; r++) put(place, a.type, row + r, out[r]);
+  }
+}
+
+/* h = a h + x, for columns `from` to `to`. */
+void scan_unit(const Scan &a, const float *const *base, const int *tokens, int length, const float *before, float *after, int from, int to, char *y) {
+  if (before != after) memcpy(after + from, before + from, 4 * (to - from));
+  for (int i = 0; i < length; i++) {
+    const float *x = base[0] + tokens[i] * a.in[0].token, *factor = base[1] + tokens[i] * a.in[1].token;
+    int j = from;
+    for (; j + WIDTH <= to; j += WIDTH) store(after + j, load(after + j) * load(factor + j) + load(x + j));
+    for (; j < to; j++) after[j] = after[j] * factor[j] + x[j];
+    char *place = y + (size_t)tokens[i] * a.token_bytes;
+    from_float(after + from, (size_t)(to - from), place + size_of(a.type) * from, a.type);
+  }
+}
+
+/* Rows `from` to `to` of the state of one head of one text. `scratch` holds four rows. */
+void scan(const Scan &a, int batch, int head, int from, int to, float *scratch) {
+  const float *base[6];
+  for (int i = 0; i < 6; i++) base[i] = a.in[i].p + batch * a.in[i].batch + head / a.in[i].heads_each * a.in[i].head;
+  const size_t n = up(a.columns, WIDTH), state = ((size_t)batch * a.heads + head) * a.rows * a.columns;
+  const float *before = a.before + state;
+  float *after = a.after + state;
+  char *y = a.y + batch * a.batch_bytes + head * size_of(a.type) * a.rows;
+  const int *tokens = a.tokens + batch * (size_t)a.length, count = a.counts[batch];
+  for (int i = 0, t = 0; i < a.length; i++) {
+    if (t < count && tokens[t] == i) t++;
+    else memset(y + i * a.token_bytes + size_of(a.type) * from, 0, size_of(a.type) * (to - from));
+  }
+  if (a.rule == LINEAR) return scan_unit(a, base, tokens, count, before, after, from, to, y);
+  if (!count && before != after) memcpy(after + from * a.columns, before + from * a.columns, 4 * (to - from) * a.columns);
+  for (int first = 0; first < count; first += AT_A_TIME, before = after) {
+    const int length = (int)least(count - first, AT_A_TIME);
+    for (int row = from; row < to; row += 4) {
+      const int rows = (int)least(to - row, 4);
+      const float *source = before + (size_t)row * a.columns;
+      float *target = after + (size_t)row * a.columns;
+      const bool padded = rows < 4 || (size_t)a.columns < n;
+      if (padded) memset(scratch, 0, 16 * n);
+      for (int r = 0; padded && r < rows; r++) memcpy(scratch + r * n, source + r * a.columns, 4 * a.columns);
+      const float *in = padded ? scratch : source;
+      float *out = padded ? scratch : target;
+      switch (a.rule * 2 + a.channels) {
+        case DECAY * 2: scan_four<DECAY, false>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
+        case DELTA * 2: scan_four<DELTA, false>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
+        case DELTA * 2 + 1: scan_four<DELTA, true>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
+        case WKV * 2 + 1: scan_four<WKV, true>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
+        case SELECTIVE * 2 + 1: scan_four<SELECTIVE, true>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
+      }
+      for (int r = 0; padded && r < rows; r++) memcpy(target + r * a.columns, scratch + r * n, 4 * a.columns);
+    }
+  }
+}
+
+/* log(1 + exp(x)): max(x, 0) + log(1 + e), e = exp(-|x|), as the series of 2 atanh(e / (2 + e)). */
+INLINE V softplus(V x) {
+  const V e = exponential(x < 0 ? x : -x), s = e / (2.0f + e), square = s * s;
+  V p = all(1.0f / 13);
+  UNROLLED for (int odd = 11; odd > 0; odd -= 2) p = p * square + 1.0f / odd;
+  return (x < 0 ? V{} : x) + 2.0f * s * p;
+}
+
+/* One row of n numbers. `steps` may be NULL. */
+void gates(const Gates &a, const float *x, float *decays, float *steps) {
+  for (size_t i = 0; i < a.n; i += WIDTH) {
+    const size_t count = least(a.n - i, WIDTH);
+    float rest[3][WIDTH] = {};
+    if (count < WIDTH) memcpy(rest[0], x + i, 4 * count);
+    const V given = load(count < WIDTH ? rest[0] : x + i) + load(a.bias + i), rate = load(a.rates + i);
+    float *decay = count < WIDTH ? rest[1] : decays + i, *step = count < WIDTH || !steps ? rest[2] : steps + i;
+    if (a.bound != 0) {
+      store(decay, exponential(a.bound * sigmoid(rate * given)));
+    } else {
+      const V soft = softplus(given), within = soft < a.least ? all(a.least) : soft > a.most ? all(a.most) : soft;
+      store(decay, exponential(-(rate * within)));
+      store(step, within);
+    }
+    if (count == WIDTH) continue;
+    memcpy(decays + i, decay, 4 * count);
+    if (steps) memcpy(steps + i, step, 4 * count);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,147 @@
+"""The functions of mlx-lm that contain a recurrence, by means of the kernel.
+
+Each function here gets mlx-lm's own one first, which it calls where the device has no kernel. Its other parameters and
+results are those of mlx-lm. States are float32.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.activations import silu, softplus
+from mlx_lm.models.activations import swiglu
+
+from runner.model.scans.gates import delta_gates, step_gates
+from runner.model.scans.kernel import Rule, available, scan
+
+_Results = tuple[mx.array, mx.array]
+_Own = Callable[..., Any]
+
+
+def gated_delta_update(
+    own: _Own,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    A_log: mx.array,
+    dt_bias: mx.array,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+    *,
+    use_kernel: bool = True,
+    lower_bound: float | None = None,
+    allow_neg_eigval: bool = False,
+) -> _Results:
+    if not available(Rule.DELTA, metal=k.shape[-1] % 32 != 0):
+        words = {"use_kernel": use_kernel, "lower_bound": lower_bound, "allow_neg_eigval": allow_neg_eigval}
+        results: _Results = own(q, k, v, a, b, A_log, dt_bias, state, mask, **words)
+        return results
+    g, beta = delta_gates(a, b, A_log, dt_bias, lower_bound, negative=allow_neg_eigval)
+    if state is None:
+        state = mx.zeros((q.shape[0], *v.shape[2:], q.shape[-1]))
+    return scan(Rule.DELTA, (q, k, v, g, beta), state, mask, q.dtype)
+
+
+def ssm_update(
+    own: _Own,
+    hidden_states: mx.array,
+    A_log: mx.array,
+    B: mx.array,
+    C: mx.array,
+    D: mx.array,
+    dt: mx.array,
+    dt_bias: mx.array,
+    state: mx.array | None = None,
+    time_step_limit: tuple[float, float] = (0.001, 100.0),
+    mask: mx.array | None = None,
+    lengths: mx.array | None = None,
+) -> _Results:
+    if not available(Rule.DECAY, metal=False):
+        results: _Results = own(hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
+        return results
+    x, length = hidden_states, hidden_states.shape[1]
+    g, dt = step_gates(dt, dt_bias, A_log, time_step_limit)
+    if lengths is not None:
+        within = mx.arange(length) < lengths[:, None]
+        mask = within if mask is None else mask & within
+    if state is None:
+        state = mx.zeros((x.shape[0], *x.shape[2:], B.shape[-1]))
+    return scan(Rule.DECAY, (C, B, x, g, dt, D), state, mask, mx.result_type(x, D))
+
+
+def recurrent_gla(
+    own: _Own,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    scale: float,
+    h: mx.array | None = None,
+    mask: mx.array | None = None,
+    **words: int,
+) -> _Results:
+    """Inputs and outputs are [B, H, T, width], and the state [B, H, Dk, Dv] is ours transposed."""
+    if not available(Rule.DECAY):
+        results: _Results = own(q, k, v, g, scale=scale, h=h, **({} if mask is None else {"mask": mask}), **words)
+        return results
+    batch, heads, length, width = q.shape
+    state = mx.zeros((batch, heads, v.shape[-1], width)) if h is None else h.swapaxes(-1, -2)
+    gates = mx.broadcast_to(mx.exp(g.astype(mx.float32)), (batch, length, heads))
+    inputs = (*(each.swapaxes(1, 2) for each in (q * scale, k, v)), gates, mx.broadcast_to(1.0, gates.shape))
+    y, state = scan(Rule.DECAY, (*inputs, mx.broadcast_to(0.0, (heads,))), state, mask, q.dtype)
+    return y.swapaxes(1, 2), state.swapaxes(-1, -2)
+
+
+def rnn_scan(own: _Own, x: mx.array, a: mx.array, h0: mx.array | None) -> _Results:
+    if not available(Rule.LINEAR):
+        results: _Results = own(x, a, h0)
+        return results
+    return scan(Rule.LINEAR, (x, a), mx.zeros((x.shape[0], x.shape[-1])) if h0 is None else h0)
+
+
+def wkv7(own: _Own, self: Any, *inputs: mx.array | None) -> _Results:
+    """`inputs` are r, w, k, v, a, b and the state."""
+    *vectors, state = cast("list[mx.array]", [*inputs])
+    if not available(Rule.WKV, metal=False):
+        results: _Results = own(self, *inputs)
+        return results
+    if state is None:
+        state = mx.zeros((vectors[0].shape[0], self.num_heads, self.head_dim, self.head_dim))
+    return scan(Rule.WKV, vectors, state, None, vectors[0].dtype)
+
+
+def process_sequence(
+    own: _Own, self: Any, x: mx.array, window: mx.array | None, state: mx.array | None
+) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+    """The mixers of Mamba and Jamba, for all tokens together."""
+    if not available(Rule.SELECTIVE):
+        results: tuple[mx.array, tuple[mx.array, mx.array]] = own(self, x, window, state)
+        return results
+    x, z = mx.split(self.in_proj(x), 2, axis=-1)
+    kept = self.conv_kernel_size - 1
+    rows = mx.pad(x, [(0, 0), (kept, 0), (0, 0)]) if window is None else mx.concatenate([window, x], axis=1)
+    x = silu(self.conv1d(rows))
+    rank, width = self.time_step_rank, self.ssm_state_size
+    dt, B, C = mx.split(self.x_proj(x), [rank, rank + width], axis=-1)
+    if "dt_layernorm" in self:
+        dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
+    elif self.use_bcdt_rms:
+        dt, B, C = (mx.fast.rms_norm(part, None, self.args.mixer_rms_eps) for part in (dt, B, C))
+    A = -mx.exp(self.A_log)
+    if state is None:
+        state = mx.zeros((x.shape[0], *A.shape))
+    y, state = scan(Rule.SELECTIVE, (x, softplus(self.dt_proj(dt)), A, B, C, self.D), state)
+    return self.out_proj(swiglu(z, y)), (rows[:, -kept:], state)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "gated_delta_update": gated_delta_update,
+    "recurrent_gla": recurrent_gla,
+    "rnn_scan": rnn_scan,
+    "ssm_update": ssm_update,
+}
+"""By the name in mlx-lm's modules."""
+METHODS: Mapping[str, Callable[..., Any]] = {"_process_sequence": process_sequence, "_wkv7": wkv7}
+"""By the name in mlx-lm's classes."""

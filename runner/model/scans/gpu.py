@@ -1,0 +1,209 @@
+"""The kernel of recurrences for NVIDIA and Apple GPUs: its source for each rule, and the threads that run it.
+
+A state has Hv x Dv rows of Dk columns. `LANES` threads of a warp share a row: each holds `PER` columns of it in
+registers over all tokens. So states are read and written once, and only sums over a row go from thread to thread. A sum
+is added in an order that depends on `Dk` alone: first within a thread, then between neighbours at distance 1, 2, 4. So
+a prompt may be cut anywhere, and no row depends on the others: the bits are the same. Each product that is added goes
+through `FMA`, so that no compiler chooses.
+
+The inputs of the next token are read while the present one is computed: no read depends on the state.
+
+MLX's own `mx.fast.gated_delta_update` has kernels for Macs alone (0.32.4). On NVIDIA it is a loop over tokens, too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+_WARP, _WARPS = 32, 4
+_COLUMNS = 8
+"""The most columns of a thread, unless a row has more than a warp's threads can share."""
+_CONSTANT = 8
+"""The size from which an array is in Metal's `device` memory. There MLX keeps one source for each name and template,
+and compiles anew if the source differs. So all that MLX writes into the source by itself is in the template, too."""
+_DEVICES = {
+    False: (
+        "#define LANE int(threadIdx.x)",
+        "#define GROUP int(blockIdx.y * blockDim.y + threadIdx.y)",
+        "#define TEXT int(blockIdx.z)",
+        "#define AT_DISTANCE(x, far) __shfl_xor_sync(0xffffffffu, x, far)",
+        "#define FMA fmaf",
+        "#define EXP expf",
+        '#define UNROLLED _Pragma("unroll")',
+    ),
+    True: (
+        "#define LANE int(thread_index_in_simdgroup)",
+        "#define GROUP int(thread_position_in_grid.y)",
+        "#define TEXT int(thread_position_in_grid.z)",
+        "#define AT_DISTANCE(x, far) simd_shuffle_xor(x, ushort(far))",
+        "#define FMA metal::fma",
+        "#define EXP metal::exp",
+        '#define UNROLLED _Pragma("clang loop unroll(full)")',
+    ),
+}
+"""The words of CUDA, and for True those of Metal: all that differs."""
+_AXES = {"b": "TEXT", "h": "head", "k": "head / (Hv / Hk)", "r": "row"}
+"""The place of a thread on each axis: texts, heads of values and of keys, rows. `t` counts tokens, and `c` columns."""
+
+
+class _Update(NamedTuple):
+    """A rule: the axes of its inputs, those of its state, and the update for one token, which sets `out`."""
+
+    inputs: Mapping[str, str]
+    state: str
+    text: str
+
+
+_UPDATES = {
+    "DECAY": _Update(
+        {"q": "btkc", "k": "btkc", "v": "bthr", "g": "bth", "beta": "bth", "skip": "h"},
+        "bhrc",
+        """const float change = beta * v;
+EACH { state[i] = FMA(k[i], change, state[i] * GATE); out = FMA(state[i], q[i], out); }
+TOTAL(out)
+out = FMA(skip, v, out);""",
+    ),
+    "DELTA": _Update(
+        {"q": "btkc", "k": "btkc", "v": "bthr", "g": "bth", "beta": "bth"},
+        "bhrc",
+        """float seen = 0;
+EACH { state[i] *= GATE; seen = FMA(state[i], k[i], seen); }
+TOTAL(seen)
+const float change = (v - seen) * beta;
+EACH { state[i] = FMA(k[i], change, state[i]); out = FMA(state[i], q[i], out); }
+TOTAL(out)""",
+    ),
+    "WKV": _Update(
+        {"r": "bthc", "w": "bthc", "k": "bthc", "v": "bthr", "a": "bthc", "b": "bthc"},
+        "bhrc",
+        """float seen = 0;
+EACH { seen = FMA(state[i], a[i], seen); }
+TOTAL(seen)
+EACH { state[i] = FMA(b[i], seen, FMA(k[i], v, state[i] * w[i])); out = FMA(state[i], r[i], out); }
+TOTAL(out)""",
+    ),
+    "SELECTIVE": _Update(
+        {"x": "btr", "dt": "btr", "A": "rc", "B": "btc", "C": "btc", "D": "r"},
+        "brc",
+        """const float change = dt * x;
+EACH { state[i] = FMA(B[i], change, state[i] * EXP(dt * A[i])); out = FMA(state[i], C[i], out); }
+TOTAL(out)
+out = FMA(D, x, out);""",
+    ),
+    "LINEAR": _Update({"x": "btr", "a": "btr"}, "br", "out = state[0] = FMA(a, state[0], x);"),
+}
+
+
+class Launch(NamedTuple):
+    """The arguments of a kernel that say how it runs."""
+
+    template: Sequence[tuple[str, int | mx.Dtype]]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+
+
+Shapes = tuple[tuple[int, ...], ...]
+Kernel = Callable[..., Sequence[mx.array]]
+
+
+@lru_cache(maxsize=256)
+def prepared(
+    rule: str, names: tuple[str, ...], shapes: Shapes, kinds: tuple[mx.Dtype, ...], dtype: mx.Dtype
+) -> tuple[Kernel, Launch]:
+    """Returns the kernel for the rule of this name, and how to run it over arrays of any strides: the inputs, the
+    state, and the mask if there is one. `dtype` is that of the outputs."""
+    kernel = _kernel(rule, names, tuple(map(len, shapes)))
+    axes = axes_of(rule, {name: len(shape) for name, shape in zip(names, shapes, strict=True)})
+    sizes = {
+        axis: size
+        for name, shape in zip(names, shapes, strict=True)
+        for axis, size in zip(axes[name], shape, strict=True)
+    }
+    heads, rows, width = (sizes.get(axis, 1) for axis in "hrc")
+    lanes = min(_WARP, 1 << (-(-width // _COLUMNS) - 1).bit_length())
+    counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes}
+    types = [(f"T_{name}", kind) for name, kind in zip(names, kinds, strict=True)]
+    small = sum(mx.metal.is_available() << at for at, shape in enumerate(shapes) if prod(shape) < _CONSTANT)
+    return kernel, Launch(
+        [*counts.items(), ("PER", -(-width // lanes)), ("Y", dtype), *types, ("SMALL", small)],
+        (_WARP, -(-heads * rows * lanes // _WARP), sizes["b"]),
+        (_WARP, _WARPS, 1),
+    )
+
+
+@cache
+def _kernel(rule: str, names: tuple[str, ...], dimensions: tuple[int, ...]) -> Kernel:
+    metal = mx.metal.is_available()
+    make: Callable[..., Any] = mx.fast.metal_kernel if metal else mx.fast.cuda_kernel
+    body = source(rule, dict(zip(names, dimensions, strict=True)), metal=metal)
+    name = "_".join(["runner_scan", rule.lower(), *map(str, dimensions)])
+    made: Kernel = make(name, names, ["y", "after"], body, ensure_row_contiguous=False)
+    return made
+
+
+def axes_of(rule: str, dimensions: Mapping[str, int]) -> Mapping[str, str]:
+    """Returns the axes of each array of a rule, which are as many as its dimensions."""
+    update = _UPDATES[rule]
+    axes = {**update.inputs, "state": update.state, "mask": "bt"}
+    return {name: axes[name] + "c" * (count - len(axes[name])) for name, count in dimensions.items()}
+
+
+def source(rule: str, dimensions: Mapping[str, int], *, metal: bool) -> str:
+    """Returns the body of the kernel for arrays with these numbers of dimensions. It sees their numbers by name."""
+    axes, update = axes_of(rule, dimensions), _UPDATES[rule].text
+    fixed, moving = ([name for name in axes if ("t" in axes[name]) == moves] for moves in (False, True))
+    lines = [
+        *_DEVICES[metal],
+        "#define COLUMN (lane + i * LANES)",
+        "#define EACH UNROLLED for (int i = 0; i < PER; ++i)",
+        "#define TOTAL(x) UNROLLED for (int far = 1; far < LANES; far *= 2) x += AT_DISTANCE(x, far);",
+        f"#define GATE {'g[i]' if 'c' in axes.get('g', '') else 'g'}",
+        f"const int lane = LANE % LANES, place = GROUP * ({_WARP} / LANES) + LANE / LANES;",
+        "const bool live = place < Hv * Dv;",
+        "const int head = live ? place / Dv : 0, row = live ? place % Dv : 0;",
+        f"const int tokens = {moving[0]}_shape[1];",
+        *(f"const auto {name}_at = {name}{_offset(name, axes[name])};" for name in axes),
+        "{",
+        "float state[PER] = {};",
+        *(_declared(name, axes[name]) for name in fixed if name != "state"),
+        *(_read(name, name, axes[name]) for name in fixed),
+        *(_declared(f"next_{name}", axes[name]) for name in moving),
+        "for (int t = -1; t < tokens; ++t) {",
+        *(_declared(name, axes[name]) for name in moving),
+        *(("EACH {0}[i] = next_{0}[i];" if "c" in axes[name] else "{0} = next_{0};").format(name) for name in moving),
+        "const int ahead = t + 1 < tokens ? t + 1 : t;",
+        *(_read(f"next_{name}", name, axes[name]) for name in moving),
+        "if (t < 0) continue;",
+        "float out = 0;",
+        f"if ({'mask != 0' if 'mask' in axes else 'true'}) {{",
+        update,
+        "}",
+        "if (live && lane == 0) y[(int64_t(TEXT) * tokens + t) * (Hv * Dv) + place] = static_cast<Y>(out);",
+        "}",
+        "if (live) {",
+        "EACH if (COLUMN < Dk) after[(int64_t(TEXT) * (Hv * Dv) + place) * Dk + COLUMN] = state[i];",
+        "}",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def _declared(name: str, axes: str) -> str:
+    return f"float {name}{'[PER] = {}' if 'c' in axes else ' = 0'};"
+
+
+def _offset(name: str, axes: str) -> str:
+    """Returns the way to the first number of an array that a thread reads."""
+    return "".join(f" + {_AXES[axis]} * {name}_strides[{index}]" for index, axis in enumerate(axes) if axis in _AXES)
+
+
+def _read(into: str, name: str, axes: str) -> str:
+    """Returns the statement that reads the numbers of the token `ahead`, or those for all tokens."""
+    token = f"ahead * {name}_strides[1]" if "t" in axes else "0"
+    if "c" not in axes:
+        return f"{into}{'[0]' if name == 'state' else ''} = float({name}_at[{token}]);"
+    place = f"{token} + COLUMN * {name}_strides[{axes.index('c')}]"
+    return f"EACH {into}[i] = COLUMN < Dk ? float({name}_at[{place}]) : 0.0f;"

@@ -1,0 +1,1 @@
+"""Checks on a lent device. Read `__main__` first."""

@@ -1,0 +1,35 @@
+"""Checks on a device what tests without one cannot: `python -m scripts.tools.device`, in 4 minutes on an H200.
+
+Recurrent scans are compared with a loop in float64, wherever a prompt is cut, and every architecture with a scan with
+mlx-lm's own loops. The graphs of all architectures must not grow with their prompts. The speed of hybrids stands beside
+a llama's. `--tiny` does the same in seconds, also on a CPU, with small shapes and few architectures.
+
+Exit status: 0, or 1 after a mismatch. A device without a kernel for a rule is one.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from runner import cpu
+
+cpu.preload()
+
+from scripts.tools.device.checks import rows  # noqa: E402 - the kernels must be loaded before MLX
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a line for each check. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.tools.device", description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="small shapes and few architectures")
+    begin, bad = time.monotonic(), 0
+    for row in rows(tiny=parser.parse_args(argv).tiny):
+        bad += not row.good
+        print(f"{time.monotonic() - begin:5.0f} s  {'' if row.good else 'WRONG  '}{row.name}: {row.found}", flush=True)
+    print(f"{bad} wrong")
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,212 @@
+"""The checks, each of which yields rows of a table."""
+
+import io
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from runner.cache.layers.states import gather
+from runner.device import device
+from runner.model.scans import functions
+from runner.model.scans.kernel import Rule, available
+from scripts.tools.device.scans import LARGE, SMALL, Case, cuts_of, distance, in_parts, one_text
+from scripts.tools.models import architectures
+from scripts.tools.models.tiny import Tiny, words
+
+_FEW = "llama", "qwen3_next", "kimi_linear", "mamba2", "mamba", "rwkv7", "recurrent_gemma", "bailing_moe_linear"
+_ROUNDINGS = 4.0  # of a scan's outputs
+_NOISE = 1e-2  # of the largest logit
+_TABLES: dict[str, dict[str, object]] = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
+_SHARED = _TABLES.pop("shared")
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    found: str
+    good: bool = True
+
+
+def rows(*, tiny: bool) -> Iterator[Row]:
+    """Yields the rows of all checks. `tiny` chooses what a CPU does in seconds."""
+    info = mx.device_info()
+    yield Row("device", f"{info.get('device_name', device())}, MLX {version('mlx')}")
+    missing = [rule.name for rule in Rule if not available(rule)]
+    if missing:
+        yield Row("kernels", f"none for {', '.join(missing)}", good=False)
+        return
+    yield from map(scan_row, SMALL if tiny else LARGE)
+    for name in _FEW if tiny else architectures.architectures():
+        if name not in architectures.unserved():
+            yield from architecture_rows(name)
+    yield own_delta_row()
+    yield from speed_rows(tiny=tiny)
+    if device() == "gpu":
+        yield from attention_rows()
+
+
+def scan_row(case: Case) -> Row:
+    """Compares a scan with the loop in float64, with itself in parts, and with texts alone: to the last bit."""
+    whole = in_parts(case, [0, case.tokens])
+    mx.eval(whole)
+    ms = timed(lambda: in_parts(case, [0, case.tokens]))
+    away = distance(case, whole)
+    equal = _equal(whole, in_parts(case, cuts_of(case.tokens)))
+    alone = one_text(case, case.texts - 1)
+    equal &= _equal([each[-1:] for each in whole], alone)
+    found = f"{away:.1f} roundings away, {ms:.2f} ms{'' if equal else ', DIFFERENT bits in parts or rows'}"
+    return Row(str(case), found, away < _ROUNDINGS and equal)
+
+
+def _equal(mine: Sequence[mx.array], theirs: Sequence[mx.array]) -> bool:
+    return all(bool(mx.array_equal(*pair)) for pair in zip(mine, theirs, strict=True))
+
+
+def architecture_rows(name: str) -> Iterator[Row]:
+    """Yields a row if the graphs of an architecture grow, and one for its scans if it has any."""
+    try:
+        tiny = architectures.build(name)
+        few, many = nodes(tiny, 8), nodes(tiny, 24)
+        if many > few:
+            yield Row(name, f"{few} nodes for 8 tokens, {many} for 24", good=False)
+        with _scans() as calls:
+            whole = _logits(tiny, [24])
+        if not calls:
+            return
+        with patch.object(functions, "available", lambda *_, **__: False):
+            theirs = _logits(tiny, [24])
+        away = [_apart(each, theirs) for each in (whole, _logits(tiny, [8, 15, 1]))]
+        yield Row(name, "{:.0e} from mlx-lm's loop, {:.0e} in parts".format(*away), max(away) < _NOISE)
+    except (ImportError, RuntimeError, ValueError) as error:
+        yield Row(name, f"{type(error).__name__}: {error}", good=False)
+
+
+def nodes(tiny: Tiny, length: int) -> int:
+    """Returns the nodes of the graph of a forward."""
+    layers, text = tiny.make_layers(), io.StringIO()
+    logits = tiny.logits(mx.array([words(length)]), layers)
+    mx.export_to_dot(text, logits, *gather(layers, set()))
+    mx.eval(logits)  # some models compute constants in the first forward
+    return text.getvalue().count("shape=rectangle")
+
+
+@contextmanager
+def _scans() -> Iterator[list[object]]:
+    """Counts the scans that models call."""
+    calls, scan = list[object](), cast("Callable[..., tuple[mx.array, mx.array]]", vars(functions)["scan"])
+
+    def counted(*args: object) -> tuple[mx.array, mx.array]:
+        calls.append(args[0])
+        return scan(*args)
+
+    with patch.object(functions, "scan", counted):
+        yield calls
+
+
+def _logits(tiny: Tiny, lengths: Sequence[int]) -> mx.array:
+    """Returns the logits of a prompt that is read in pieces of these lengths."""
+    layers, tokens, found = tiny.make_layers(), words(sum(lengths)), list[mx.array]()
+    for length in lengths:
+        found.append(tiny.logits(mx.array([tokens[:length]]), layers))
+        mx.eval(found[-1])
+        tokens = tokens[length:]
+    return mx.concatenate(found, axis=1)
+
+
+def _apart(mine: mx.array, theirs: mx.array) -> float:
+    return float(mx.abs(mine - theirs).max() / mx.abs(theirs).max())
+
+
+def own_delta_row() -> Row:
+    """Tells if MLX has a kernel of its own here: then compare `mx.fast.gated_delta_update` with ours."""
+    counts = list[int]()
+    for length in (8, 24):
+        q, gates, text = mx.zeros((1, length, 2, 128)), mx.zeros((1, length, 2)), io.StringIO()
+        mx.export_to_dot(text, *mx.fast.gated_delta_update(q, q, q, gates, gates))
+        counts.append(text.getvalue().count("shape=rectangle"))
+    few, many = counts
+    return Row("MLX's own gated delta net", "a loop over tokens" if many > few else "A KERNEL: is it faster than ours?")
+
+
+def speed_rows(*, tiny: bool) -> Iterator[Row]:
+    """Yields the times of models, and those with mlx-lm's own loops."""
+    length, base = 32 if tiny else 1_024, 0.0
+    for name in _TABLES:
+        tested = architectures.build(name) if tiny else large(name)
+        size = _parameters(cast("Module", vars(tested.model)["_model"]))
+        prompt, token = _speed(tested, length)
+        with patch.object(functions, "available", lambda *_, **__: False):
+            theirs, token_theirs = _speed(tested, length)
+        base = base or prompt / size
+        times = (
+            f"{length} tokens {prompt:.1f} ms, one more {token:.2f}; by mlx-lm's loops {theirs:.1f}, {token_theirs:.2f}"
+        )
+        yield Row(f"{name}, {size / 1e6:.1f} M", f"{times}; {prompt / size / base:.2f} of a llama's for each parameter")
+
+
+def large(name: str) -> Tiny:
+    """Returns a model of about 100 million parameters: on a GPU in bfloat16."""
+    config, module = architectures.config(name), architectures.module_of(name)
+    for part in (config, config.get("text_config", {})):
+        cast("dict[str, object]", part).update(_SHARED | _TABLES[name])
+    mx.random.seed(7)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    model.update(tree_map_with_path(architectures.weight, model.parameters()))
+    if device() == "gpu":
+        model.set_dtype(mx.bfloat16)
+    model.eval()
+    mx.eval(model.parameters())
+    return architectures.tiny_of(name, model)
+
+
+def _parameters(model: Module) -> int:
+    """Returns the number of parameters by which a token is multiplied."""
+    looked_up = {path for path, module in model.named_modules() if isinstance(module, Embedding)}
+    weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
+    return sum(array.size for path, array in weights if path.rpartition(".")[0] not in looked_up)
+
+
+def _speed(tested: Tiny, length: int) -> tuple[float, float]:
+    """Returns the milliseconds for a prompt and for one token more."""
+    layers = tested.make_layers()
+    prompt, token = mx.array([words(length)]), mx.array([[1]])
+    mx.eval(tested.logits(prompt, layers))
+    return timed(lambda: [tested.logits(prompt, tested.make_layers())]), timed(lambda: [tested.logits(token, layers)])
+
+
+def attention_rows() -> Iterator[Row]:
+    """Yields the times of one query over 300 keys: MLX takes cuDNN if a cache has a multiple of 256 columns."""
+    query = mx.random.normal((1, 32, 1, 128)).astype(mx.bfloat16)
+    for columns in (512, 500):
+        keys = mx.random.normal((1, 8, columns, 128)).astype(mx.bfloat16)
+        mx.eval(query, keys)
+
+        def attend(keys: mx.array = keys) -> list[mx.array]:
+            shown = keys[:, :, :300]
+            mx.eval(shown)
+            return [mx.fast.scaled_dot_product_attention(query, shown, shown, scale=0.1)]
+
+        first, later = timed(attend, 1), timed(attend, 50)
+        yield Row(f"one query, 300 of {columns} columns", f"{later:.3f} ms, the first {first:.1f} ms")
+
+
+def timed(function: Callable[[], Sequence[mx.array]], times: int = 3) -> float:
+    """Returns the median of the milliseconds that `function` and its arrays take."""
+    found = list[float]()
+    for _ in range(times):
+        begin = time.perf_counter()
+        mx.eval(function())
+        found.append((time.perf_counter() - begin) * 1e3)
+    return median(found)
