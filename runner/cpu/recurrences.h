@@ -13,6 +13,7 @@ struct Recurrence {
   bool operator==(const Recurrence &) const = default;
 
   const array &values(const Arrays &in) const { return in[rule == WKV ? 3 : rule == SELECTIVE || rule == LINEAR ? 0 : 2]; }
+  bool by_heads() const { return rule != SELECTIVE && rule != LINEAR; }
   size_t inputs() const { return rule == DECAY || rule == WKV || rule == SELECTIVE ? 6 : rule == DELTA ? 5 : 2; }
   const array &state(const Arrays &in) const { return in[inputs()]; }
   std::vector<mx::Shape> shapes(const Arrays &in) const { return {values(in).shape(), state(in).shape()}; }
@@ -32,7 +33,7 @@ struct Recurrence {
     mx::Strides strides = a.strides();
     const float *p = a.data<float>();
     const size_t n = a.shape(-1), width = table->width;
-    if (a.dtype() != mx::float32 || (axes > 2 - vector && !has_rows(a) && (vector || axes == 4)) || (vector && n % width)) {
+    if (a.dtype() != mx::float32 || (!has_rows(a) && (axes == 4 || !by_heads())) || (vector && n % width)) {
       array x = with_rows(a, encoder);
       const size_t room = (n + width - 1) / width * width;
       strides.back() = 1;
@@ -48,9 +49,8 @@ struct Recurrence {
       p = copy.data<float>();
     }
     if (axes == 1) return {p, 0, 0, rule == DECAY ? strides[0] : 0, 1};
-    if (axes == 2) return {p, 0, 0, 0, 1};
-    const bool by_heads = rule != SELECTIVE && rule != LINEAR;
-    return {p, strides[0], strides[1], by_heads ? strides[2] : 0, by_heads ? heads / a.shape(2) : 1};
+    if (axes == 2) return {p, 0, strides[0], 0, 1}; /* rows in place of tokens */
+    return {p, strides[0], strides[1], by_heads() ? strides[2] : 0, by_heads() ? heads / a.shape(2) : 1};
   }
 
   void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
@@ -62,13 +62,12 @@ struct Recurrence {
     allocate(out[0]);
     if (in_place) out[1].copy_shared_buffer(before);
     else allocate(out[1]);
-    const bool by_heads = rule != SELECTIVE && rule != LINEAR;
     Scan a{};
     a.rule = rule, a.length = x.shape(1), a.type = type_of(type);
-    a.heads = by_heads ? before.shape(1) : 1, a.rows = before.shape(by_heads ? 2 : 1), a.columns = rule == LINEAR ? 1 : before.shape(-1);
+    a.heads = by_heads() ? before.shape(1) : 1, a.rows = before.shape(by_heads() ? 2 : 1), a.columns = rule == LINEAR ? 1 : before.shape(-1);
     a.channels = rule == WKV || rule == SELECTIVE || (rule == DELTA && in[3].ndim() == 4);
     for (size_t i = 0; i < inputs(); i++) {
-      const bool is_value = &in[i] == &x, scalars = in[i].ndim() < (by_heads ? 4 : 2) || rule == LINEAR || (rule == SELECTIVE && i < 2);
+      const bool is_value = &in[i] == &x, scalars = in[i].ndim() < (by_heads() ? 4 : 2) || rule == LINEAR || (rule == SELECTIVE && i < 2);
       a.in[i] = floats(in[i], !is_value && !scalars, a.heads, encoder);
     }
     for (size_t i = inputs(); i < 6; i++) a.in[i] = a.in[0];

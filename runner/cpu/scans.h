@@ -29,7 +29,7 @@ INLINE void scan_four(const Scan &a, const float *const *base, const int *tokens
     else return CHANNELS ? load(at(G, token) + j) * load(at(K, token) + j) : load(at(K, token) + j);
   };
   const float *decays[4];
-  if constexpr (RULE == SELECTIVE) UNROLLED for (int r = 0; r < 4; r++) decays[r] = base[2] + (row + (r < count ? r : 0)) * n;
+  if constexpr (RULE == SELECTIVE) UNROLLED for (int r = 0; r < 4; r++) decays[r] = at(2, row + (r < count ? r : 0));
   Quarter answer = {};
   if constexpr (ASKS) {
     V sums[4] = {};

@@ -56,6 +56,8 @@ def scan(
     False in `mask` [B, T] change no state, and their output is 0. Raises RuntimeError unless the kernel is `available`.
     """
     values = inputs[rule.values]
+    if values.size == 0:
+        return values, state
     arrays = [*inputs, state] if state.dtype == mx.float32 else [*inputs, state.astype(mx.float32)]
     kernel = _kernel(rule, mask is not None)
     if kernel is None:
