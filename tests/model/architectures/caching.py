@@ -23,6 +23,7 @@ from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
 from scripts.tools.models.tiny import VOCAB, Tiny, words
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_facts, forwards_at_once, largest
+from tests.lib.kernels import in_front
 from tests.lib.rounds import Drafting, ask_in_rounds, closing, contents
 from tests.model.architectures.subject import Subject
 from tests.model.architectures.talk import FOREIGN, LEAST_TOKENS, PROMPT, started
@@ -147,6 +148,20 @@ def changes_no_answer_by_leaving_out_padding(name: str) -> None:
     for row, count in enumerate(counts):
         assert mx.array_equal(whole[row, :count], part[row, :count])
     assert mx.array_equal(after, after_part)
+
+
+def answers_together_as_alone_to_the_bit(name: str) -> None:
+    """Where weights are packed, by our kernels."""
+    if not in_front():
+        return
+    tiny, texts, at = packed(name), [words(60, seed) for seed in (4, 5, 6)], [9, 40, 23]
+    alone = [_read(tiny, text[:length]) for text, length in zip(texts, at, strict=True)]
+    batch = BatchedLayers(alone)
+    for step in range(3):
+        coming = mx.array([[text[length + step]] for text, length in zip(texts, at, strict=True)])
+        together = tiny.logits(coming, batch.layers)
+        for row, layers in enumerate(alone):
+            assert mx.array_equal(together[row], tiny.logits(coming[row : row + 1], layers)[0])
 
 
 def _read(tiny: Tiny, tokens: Sequence[int]) -> list[object]:
