@@ -10,7 +10,7 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 4_950,
+    "runner/model": 5_300,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
     "runner/cache": 4_030,
@@ -21,7 +21,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/ranks": 1_640,
     "runner/tokenizer": 1_490,
     "runner/embeddings": 1_330,
-    "runner/vlm": 1_280,
+    "runner/vlm": 1_290,
     "runner/numbers": 1_250,
     "runner/server": 1_210,
     "runner/tape": 1_130,
@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 61_740,
-    "runner": 44_140,
+    "tests": 62_130,
+    "runner": 44_440,
     "scripts": 16_310,
-    "core": 15_130,
+    "core": 15_450,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

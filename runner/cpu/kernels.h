@@ -14,6 +14,7 @@ enum {
   KEYS = 64,    /* of a tile of attention */
   TILE = 72,    /* the most keys of one that is shared by queries which begin with different keys */
   QUERIES = 96, /* the most of a call */
+  SCANNED = 32, /* rows of a state, the most of a call: with 128 columns, half the first-level cache */
   FEW = 4,      /* rows whose weights are unpacked in registers */
 };
 

@@ -4,6 +4,8 @@
 
 namespace {
 
+enum { FLOATS_AT_ONCE = 4096 }; /* of a state: with the vectors of a token, they fit into a first-level cache */
+
 struct Recurrence {
   static constexpr const char *name = "FastScan";
   int rule;
@@ -81,11 +83,11 @@ struct Recurrence {
         for (int t = 0; t < a.length; t++)
           if (!mask || mask[b * (size_t)a.length + t]) tokens[b * (size_t)a.length + counts[b]++] = t;
       a.tokens = tokens.data(), a.counts = counts.data();
-      const int rows = a.rule == LINEAR ? 256 : 32, parts = (a.rows + rows - 1) / rows;
+      const int rows = a.rule == LINEAR ? 256 : SCANNED * a.columns > FLOATS_AT_ONCE ? std::max(4, FLOATS_AT_ONCE / a.columns / 4 * 4) : SCANNED, parts = (a.rows + rows - 1) / rows;
       const size_t work = (size_t)batch * a.heads * a.length * a.rows * a.columns * 4;
       each(batch * a.heads * parts, shares((size_t)batch * a.length, work), [&](int i) {
         const int from = i % parts * rows, head = i / parts % a.heads;
-        table->scan(a, i / parts / a.heads, head, from, std::min(from + rows, a.rows), scratch(4 * (size_t)(a.columns + table->width)));
+        table->scan(a, i / parts / a.heads, head, from, std::min(from + rows, a.rows), scratch(SCANNED * (size_t)(a.columns + table->width)));
       });
     });
   }

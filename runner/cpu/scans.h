@@ -1,13 +1,11 @@
-/* Scans of recurrences, as `simd.h` includes them: vectors lie along the columns of a state, and four rows of it are
- * taken at a time through some tokens.
+/* Scans of recurrences, as `simd.h` includes them: vectors lie along the columns of a state, of which four rows are taken
+ * at a time.
  *
  * One pass over a row does all that a token needs: the update, the sum for the output, and the sum with the next token's
  * vector, from which the next update is made. The first token's is summed before, in the same order. So the bits are the
  * same wherever tokens are cut. */
 
 namespace {
-
-enum { AT_A_TIME = 32 }; /* tokens, whose vectors stay in the first-level cache for all rows */
 
 /* Up to four numbers; the others are 0. */
 INLINE Quarter four(const float *p, int count) {
@@ -17,10 +15,11 @@ INLINE Quarter four(const float *p, int count) {
   return v;
 }
 
-/* Updates `count` rows of a state by tokens, and writes their outputs. */
+/* Updates `rows` rows of a state from `first` on, of which each has room for whole vectors, and writes their outputs. The
+ * state before the first token is in `from`. A token's sums of some rows are added up while the next rows are updated. */
 template <int RULE, bool CHANNELS>
-INLINE void scan_four(const Scan &a, const float *const *base, const int *tokens, int length, const float *from, float *to, size_t ld, int row, int count, char *y) {
-  enum { Q = 0, G = RULE == WKV ? 1 : 3, K = RULE == WKV ? 2 : RULE == SELECTIVE ? 3 : 1, VALUES = RULE == WKV ? 3 : RULE == SELECTIVE ? 0 : 2, BETA = RULE == SELECTIVE ? 1 : 4 };
+INLINE void scan_rows(const Scan &a, const float *const *base, const int *tokens, int length, const float *from, float *states, int first, int rows, char *y) {
+  enum { Q = RULE == SELECTIVE ? 4 : 0, G = RULE == WKV ? 1 : 3, K = RULE == WKV ? 2 : RULE == SELECTIVE ? 3 : 1, VALUES = RULE == WKV ? 3 : RULE == SELECTIVE ? 0 : 2, BETA = RULE == SELECTIVE ? 1 : 4 };
   constexpr bool ASKS = RULE == DELTA || RULE == WKV;
   const size_t n = up(a.columns, WIDTH);
   const auto at = [&](int i, int token) { return base[i] + token * a.in[i].token; };
@@ -28,56 +27,59 @@ INLINE void scan_four(const Scan &a, const float *const *base, const int *tokens
     if constexpr (RULE == WKV) return load(at(4, token) + j);
     else return CHANNELS ? load(at(G, token) + j) * load(at(K, token) + j) : load(at(K, token) + j);
   };
-  const float *decays[4];
-  if constexpr (RULE == SELECTIVE) UNROLLED for (int r = 0; r < 4; r++) decays[r] = at(2, row + (r < count ? r : 0));
-  Quarter answer = {};
-  if constexpr (ASKS) {
+  Quarter answers[SCANNED / 4] = {};
+  for (int row = 0; ASKS && row < rows; row += 4) {
     V sums[4] = {};
     for (size_t j = 0; j < n; j += WIDTH) {
       const V probe = asked(tokens[0], j);
-      UNROLLED for (int r = 0; r < 4; r++) sums[r] += load(from + r * ld + j) * probe;
+      UNROLLED for (int r = 0; r < 4; r++) sums[r] += load(from + (row + r) * n + j) * probe;
     }
-    answer = totals(sums[0], sums[1], sums[2], sums[3]);
+    answers[row / 4] = totals(sums[0], sums[1], sums[2], sums[3]);
   }
   for (int i = 0; i < length; i++) {
     const int token = tokens[i], next = tokens[i + 1 < length ? i + 1 : i];
-    const float *q = at(RULE == SELECTIVE ? 4 : Q, token), *k = at(K, token), *g = RULE == SELECTIVE ? NULL : at(G, token);
-    const Quarter values = four(at(VALUES, token) + row, count);
-    Quarter times = values, steps = {};
-    if constexpr (RULE == DECAY) times = *at(BETA, token) * values;
-    if constexpr (RULE == DELTA) times = *at(BETA, token) * (values - (CHANNELS ? answer : answer * *g));
-    if constexpr (RULE == SELECTIVE) {
-      steps = four(at(BETA, token) + row, count);
-      times = steps * values;
-    }
-    V sums[4] = {}, answers[4] = {};
-    for (size_t j = 0; j < n; j += WIDTH) {
-      const V key = load(k + j), query = load(q + j), probe = ASKS ? asked(next, j) : V{};
-      V decay = RULE == SELECTIVE ? V{} : CHANNELS ? load(g + j) : all(*g);
-      UNROLLED for (int r = 0; r < 4; r++) {
-        if constexpr (RULE == SELECTIVE) decay = exponential(steps[r] * load(decays[r] + j));
-        V state = load(from + r * ld + j) * decay;
-        state += times[r] * key;
-        if constexpr (RULE == WKV) state += answer[r] * load(at(5, token) + j);
-        store(to + r * ld + j, state);
-        sums[r] += state * query;
-        if constexpr (ASKS) answers[r] += state * probe;
-      }
-    }
-    from = to;
-    Quarter out = totals(sums[0], sums[1], sums[2], sums[3]);
-    if constexpr (RULE == DECAY) out += *at(5, token) * values;
-    if constexpr (RULE == SELECTIVE) out += four(base[5] + row, count) * values;
-    if constexpr (ASKS) answer = totals(answers[0], answers[1], answers[2], answers[3]);
+    const float *q = at(Q, token), *k = at(K, token), *g = RULE == SELECTIVE ? NULL : at(G, token);
     char *place = y + (size_t)token * a.token_bytes;
-    if (a.type == F32 && count == 4) *(LooseQuarter *)((float *)place + row) = out;
-    else for (int r = 0; r < count; r++) put(place, a.type, row + r, out[r]);
+    for (int row = 0; row < rows; row += 4) {
+      const int place_of = first + row, count = (int)least(rows - row, 4);
+      const Quarter values = four(at(VALUES, token) + place_of, count), answer = answers[row / 4];
+      const float *decays[4];
+      Quarter times = values, steps = {};
+      if constexpr (RULE == DECAY) times = *at(BETA, token) * values;
+      if constexpr (RULE == DELTA) times = *at(BETA, token) * (values - (CHANNELS ? answer : answer * *g));
+      if constexpr (RULE == SELECTIVE) {
+        steps = four(at(BETA, token) + place_of, count);
+        times = steps * values;
+        UNROLLED for (int r = 0; r < 4; r++) decays[r] = at(2, place_of + (r < count ? r : 0));
+      }
+      const float *old = (i ? states : from) + row * n;
+      float *state = states + row * n;
+      V sums[4] = {}, following[4] = {};
+      for (size_t j = 0; j < n; j += WIDTH) {
+        const V key = load(k + j), query = load(q + j), probe = ASKS ? asked(next, j) : V{};
+        V decay = RULE == SELECTIVE ? V{} : CHANNELS ? load(g + j) : all(*g);
+        UNROLLED for (int r = 0; r < 4; r++) {
+          if constexpr (RULE == SELECTIVE) decay = exponential(steps[r] * load(decays[r] + j));
+          V now = load(old + r * n + j) * decay;
+          now += times[r] * key;
+          if constexpr (RULE == WKV) now += answer[r] * load(at(5, token) + j);
+          store(state + r * n + j, now);
+          sums[r] += now * query;
+          if constexpr (ASKS) following[r] += now * probe;
+        }
+      }
+      Quarter out = totals(sums[0], sums[1], sums[2], sums[3]);
+      if constexpr (RULE == DECAY) out += *at(5, token) * values;
+      if constexpr (RULE == SELECTIVE) out += four(base[5] + place_of, count) * values;
+      if constexpr (ASKS) answers[row / 4] = totals(following[0], following[1], following[2], following[3]);
+      if (a.type == F32 && count == 4) *(LooseQuarter *)((float *)place + place_of) = out;
+      else for (int r = 0; r < count; r++) put(place, a.type, place_of + r, out[r]);
+    }
   }
 }
 
 /* h = a h + x, for columns `from` to `to`. */
-void scan_unit(const Scan &a, const float *const *base, const int *tokens, int length, const float *before, float *after, int from, int to, char *y) {
-  if (before != after) memcpy(after + from, before + from, 4 * (to - from));
+void scan_unit(const Scan &a, const float *const *base, const int *tokens, int length, float *after, int from, int to, char *y) {
   for (int i = 0; i < length; i++) {
     const float *x = base[0] + tokens[i] * a.in[0].token, *factor = base[1] + tokens[i] * a.in[1].token;
     int j = from;
@@ -88,42 +90,35 @@ void scan_unit(const Scan &a, const float *const *base, const int *tokens, int l
   }
 }
 
-/* Rows `from` to `to` of the state of one head of one text. `scratch` holds four rows. */
+/* Rows `from` to `to`, at most SCANNED, of the state of one head of one text. `scratch` holds so many rows. */
 void scan(const Scan &a, int batch, int head, int from, int to, float *scratch) {
   const float *base[6];
   for (int i = 0; i < 6; i++) base[i] = a.in[i].p + batch * a.in[i].batch + head / a.in[i].heads_each * a.in[i].head;
-  const size_t n = up(a.columns, WIDTH), state = ((size_t)batch * a.heads + head) * a.rows * a.columns;
+  const size_t columns = a.columns, n = up(columns, WIDTH), state = ((size_t)batch * a.heads + head) * a.rows * columns;
   const float *before = a.before + state;
   float *after = a.after + state;
   char *y = a.y + batch * a.batch_bytes + head * size_of(a.type) * a.rows;
-  const int *tokens = a.tokens + batch * (size_t)a.length, count = a.counts[batch];
+  const int *tokens = a.tokens + batch * (size_t)a.length, count = a.counts[batch], rows = to - from;
   for (int i = 0, t = 0; i < a.length; i++) {
     if (t < count && tokens[t] == i) t++;
-    else memset(y + i * a.token_bytes + size_of(a.type) * from, 0, size_of(a.type) * (to - from));
+    else memset(y + i * a.token_bytes + size_of(a.type) * from, 0, size_of(a.type) * rows);
   }
-  if (a.rule == LINEAR) return scan_unit(a, base, tokens, count, before, after, from, to, y);
-  if (!count && before != after) memcpy(after + from * a.columns, before + from * a.columns, 4 * (to - from) * a.columns);
-  for (int first = 0; first < count; first += AT_A_TIME, before = after) {
-    const int length = (int)least(count - first, AT_A_TIME);
-    for (int row = from; row < to; row += 4) {
-      const int rows = (int)least(to - row, 4);
-      const float *source = before + (size_t)row * a.columns;
-      float *target = after + (size_t)row * a.columns;
-      const bool padded = rows < 4 || (size_t)a.columns < n;
-      if (padded) memset(scratch, 0, 16 * n);
-      for (int r = 0; padded && r < rows; r++) memcpy(scratch + r * n, source + r * a.columns, 4 * a.columns);
-      const float *in = padded ? scratch : source;
-      float *out = padded ? scratch : target;
-      switch (a.rule * 2 + a.channels) {
-        case DECAY * 2: scan_four<DECAY, false>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
-        case DELTA * 2: scan_four<DELTA, false>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
-        case DELTA * 2 + 1: scan_four<DELTA, true>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
-        case WKV * 2 + 1: scan_four<WKV, true>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
-        case SELECTIVE * 2 + 1: scan_four<SELECTIVE, true>(a, base, tokens + first, length, in, out, n, row, rows, y); break;
-      }
-      for (int r = 0; padded && r < rows; r++) memcpy(target + r * a.columns, scratch + r * n, 4 * a.columns);
-    }
+  const bool padded = rows % 4 || columns < n;
+  if (before != after && (padded || !count)) memcpy(after + from * columns, before + from * columns, 4 * rows * columns);
+  if (!count) return;
+  if (a.rule == LINEAR) return scan_unit(a, base, tokens, count, after, from, to, y);
+  const float *source = padded ? scratch : before + from * columns;
+  float *states = padded ? scratch : after + from * columns;
+  if (padded) memset(scratch, 0, 4 * n * up(rows, 4));
+  for (int r = 0; padded && r < rows; r++) memcpy(scratch + r * n, after + (from + r) * columns, 4 * columns);
+  switch (a.rule * 2 + a.channels) {
+    case DECAY * 2: scan_rows<DECAY, false>(a, base, tokens, count, source, states, from, rows, y); break;
+    case DELTA * 2: scan_rows<DELTA, false>(a, base, tokens, count, source, states, from, rows, y); break;
+    case DELTA * 2 + 1: scan_rows<DELTA, true>(a, base, tokens, count, source, states, from, rows, y); break;
+    case WKV * 2 + 1: scan_rows<WKV, true>(a, base, tokens, count, source, states, from, rows, y); break;
+    case SELECTIVE * 2 + 1: scan_rows<SELECTIVE, true>(a, base, tokens, count, source, states, from, rows, y); break;
   }
+  for (int r = 0; padded && r < rows; r++) memcpy(after + (from + r) * columns, scratch + r * n, 4 * columns);
 }
 
 /* log(1 + exp(x)): max(x, 0) + log(1 + e), e = exp(-|x|), as the series of 2 atanh(e / (2 + e)). */

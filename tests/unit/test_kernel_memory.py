@@ -45,8 +45,33 @@ class _Attention(ctypes.Structure):
     )
 
 
+class _Floats(ctypes.Structure):
+    _fields_ = (
+        ("p", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "token", "head")),
+        ("heads_each", ctypes.c_int),
+    )
+
+
+class _Scan(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("rule", "channels", "heads", "rows", "columns", "length", "type")),
+        ("inputs", _Floats * 6),
+        *((name, ctypes.c_void_p) for name in ("tokens", "counts", "before", "after", "y")),
+        *((name, ctypes.c_size_t) for name in ("batch_bytes", "token_bytes")),
+    )
+
+
+class _Gates(ctypes.Structure):
+    _fields_ = (
+        ("n", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("bias", "rates")),
+        *((name, ctypes.c_float) for name in ("least", "most", "bound")),
+    )
+
+
 _FUNCTIONS = (
-    *("take", "product", "unpack", "weigh", "attend", "rms_norm", "rope", "unary", "softmax"),
+    *("take", "product", "unpack", "weigh", "attend", "rms_norm", "rope", "unary", "scan", "gates", "softmax"),
     *("to_float", "from_float"),
 )
 _CODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
@@ -99,6 +124,10 @@ def check_bounds(table: _Kernels) -> None:
         turned = _Product(floats(rows, outputs), outputs, rows, outputs, k, *packed, *results[:2], floats(rows, k), 0)
         call("weigh", ctypes.byref(turned), pointer(floats(64 * (k + rows))))
         call("take", whole, pointer(floats(k)), 0, pointer(floats(k)))
+    for n, bound in product((1, 8, 20), (0, -5)):
+        vectors = [floats(-(-n // table.width) * table.width) for _ in range(2)]
+        for steps in (None, floats(n)):
+            call("gates", ctypes.byref(_Gates(n, *vectors, -1, 1, bound)), *map(pointer, (floats(n), floats(n), steps)))
     for kind, item in ((0, np.float32), (1, np.uint16), (2, np.uint16)):
 
         def row(*shape: int, item: type = item) -> ctypes.c_void_p:
@@ -111,6 +140,26 @@ def check_bounds(table: _Kernels) -> None:
             for what, factor in product(range(4), (None, floats(n))):
                 call("unary", what, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
+        for (rule, channels), (rows, k), tokens in product(SCANS, ((5, 20), (8, 16), (31, 3)), (0, 1, 3)):
+            by_heads, columns = rule < 3, 1 if rule == LINEAR else k
+            heads, padded = 2 if by_heads else 1, -(-columns // table.width) * table.width
+            texts, order = (
+                at(np.array([tokens], np.int32)),
+                at(np.arange(tokens, dtype=np.int32) if tokens else np.ones(1, np.int32)),
+            )
+            state = floats(heads, rows, columns), floats(heads, rows, columns)
+            shape_of = rule, channels, heads, rows, columns, tokens + 1, kind
+            whole_scan = _Scan(
+                *shape_of, (_Floats * 6)(), order, texts, *state, row(tokens + 1, heads, rows).value, 0, 0
+            )
+            whole_scan.token_bytes = heads * rows * np.dtype(item).itemsize
+            for i, form in enumerate(SCANS[rule, channels]):
+                width = {"c": padded, "r": rows, "h": 1, "a": padded}[form]
+                strides = {"a": (padded, 0), "h": (heads, 1)}.get(form, (heads * width, width))
+                shape = (rows, padded) if form == "a" else (tokens + 1, heads, width)
+                whole_scan.inputs[i] = _Floats(floats(*shape), 0, *strides, 1)
+            room = pointer(floats(-(-rows // 4) * 4, padded))
+            call("scan", ctypes.byref(whole_scan), 0, heads - 1, 0, rows, room)
         for dims, traditional in product((2, 20, 64), (0, 1)):
             angles = pointer(floats(dims // 2))
             call("rope", row(66), kind, 66, dims, traditional, angles, angles, row(66))
@@ -130,6 +179,17 @@ def check_bounds(table: _Kernels) -> None:
             call("attend", ctypes.byref(scores), 0, kv - 1, 0, queries, room)
 
 
+LINEAR = 4
+SCANS = {
+    (0, 0): "ccrhhh",
+    (1, 0): "ccrhhh",
+    (1, 1): "ccrchh",
+    (2, 1): "cccrcc",
+    (3, 1): "rraccr",
+    (LINEAR, 0): "rrrrrr",
+}
+"""The rule of a scan, and 1 if its decay has a factor for each column -> the inputs, as kernels get them: of a token
+columns of each head, rows of each head, or numbers of each head; or for all tokens columns of each row."""
 MASKS: dict[str, Callable[[int, int], list["np.ndarray[Any, Any]"]]] = {
     "none": lambda queries, keys: [],
     "all": lambda queries, keys: [np.ones((queries, keys), np.uint8)],
@@ -207,7 +267,8 @@ import sys, pytest
 from runner import cpu
 cpu.__file__ = sys.argv[1]
 words = ["-q", "-p", "no:xdist", f"--basetemp={sys.argv[3]}", "-k", "not other_widths and not sanitizer"]
-status = pytest.main([*words, "tests/unit/test_kernels.py", "tests/unit/test_kernel_memory.py"])
+files = [f"tests/unit/test_{name}.py" for name in ("kernels", "scans", "kernel_memory")]
+status = pytest.main([*words, *files])
 assert sys.argv[2] in open("/proc/self/maps").read()
 sys.exit(status)
 """

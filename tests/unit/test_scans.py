@@ -15,7 +15,7 @@ from runner.model.scans.gates import delta_gates, step_gates
 from runner.model.scans.kernel import Rule, scan
 from scripts.tools.models.architectures import build
 from tests.lib.kernels import in_front, use
-from tests.unit.test_kernels import assert_close, made, wide
+from tests.unit.test_kernels import FLOATS, assert_close, made, wide
 
 pytestmark = pytest.mark.skipif(not in_front(), reason="the kernels are not in front of MLX")
 _Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -231,6 +231,9 @@ def test_gates_are_those_of_mlx_lm() -> None:
             g, beta = delta_gates(a, b, rates, bias, bound, negative=negative)
             assert_close(g, wanted, 3e-7)
             assert_close(beta, (1 + negative) / (1 + np.exp(-wide(b))), 3e-7)
+        if len(shape) == 4:  # a bias that is the same for all heads
+            g, _ = delta_gates(a, b, rates, bias[0], None, negative=False)
+            assert_close(g, np.exp(-rate * np.logaddexp(wide(a) + wide(bias[0]), 0)), FLOATS[dtype])
         if len(shape) == 3:
             within = np.clip(steps, 0.01, 20)
             g, dt = step_gates(a, bias, rates, (0.01, 20.0))
