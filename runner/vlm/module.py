@@ -69,6 +69,8 @@ def import_package(package: str) -> ModuleType:
         if spec is None:
             raise ModelError(NOT_INSTALLED)
         sys.modules[LIBRARY] = importlib.util.module_from_spec(spec)
+        # mlx-vlm would compute the experts of 2 to 8 tokens token by token
+        setattr(importlib.import_module(f"{LIBRARY}.models.linear"), "DECODE_BLOCK_SIZE", 1)  # noqa: B010
     logging.disable(logging.WARNING)  # transformers warns about a missing torch
     try:
         classes = importlib.import_module(f"{LIBRARY}.models.{package}")

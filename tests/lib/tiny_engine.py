@@ -56,7 +56,8 @@ from runner.tape.tape import Tape
 from runner.tape.taped_world import TapedGeneration, flushed_forward
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.detokenizer import StopStrings
-from scripts.tools.models.tiny import VOCAB, Tiny, tiny
+from scripts.tools.models.architectures import build
+from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.driver import breaking_layer, check_trie, largest
 from tests.lib.local_grammar import LocalGrammar
@@ -83,6 +84,12 @@ def tokenizer(eos: frozenset[int] = frozenset()) -> Tokenizer:
 
 def text_of(tokens: Sequence[int]) -> str:
     return bytes(token + 1 for token in tokens).decode()
+
+
+@cache
+def model_of(name: str) -> Tiny:
+    """Returns the model of a kind, or of an architecture."""
+    return tiny(name) if name in KINDS else build(name)
 
 
 def plain_forward(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
@@ -193,7 +200,8 @@ def _ending_without_grammar(spec: RequestSpec, tokens: Sequence[int]) -> Ending:
 @cache
 def oracle_answer(name: str, spec: RequestSpec) -> OracleAnswer:
     """Computes a request by itself: its prompt in one forward, no cache, no token ahead."""
-    kind, layers = tiny(name), tiny(name).make_layers()
+    kind = model_of(name)
+    layers = kind.make_layers()
     prompt = list(spec.prompt)
     if prompt[:-1]:
         mx.eval(kind.model(mx.array([prompt[:-1]]), cache=layers))
@@ -581,7 +589,7 @@ class TinyEngine(SlicedEngine):
         show: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`watch` puts something between the engine and the forward of the model."""
-        self.kind = tiny(name)
+        self.kind = model_of(name)
         self.requests: list[ClientRequest] = []
         clock = Clock()
         self.forward = CountedForward(self.kind, clock)

@@ -27,7 +27,7 @@ LAYERS = (
     ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
-    ("process", "settings", "cpu", "device", "trace"),
+    ("process", "settings", "cpu", "device", "scan_calls", "trace"),
     ("logs",),
     ("addresses", "errors", "json_files", "sizes", "terminal"),
     ("versions", "__version__"),

@@ -1,9 +1,10 @@
-"""mlx-vlm's own computation: its loader, its caches, its positions, as its `generate` calls them."""
+"""mlx-vlm's own computation: its loader, its caches, its positions, its loops, as its `generate` calls them."""
 
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 
@@ -17,6 +18,7 @@ def load(directory: Path) -> Any:
     return importlib.import_module("mlx_vlm.utils").load_model(directory)
 
 
+@patch("runner.model.scans.functions.available", lambda *_, **__: False)
 def logits(model: Any, prompt: Sequence[int], answer: Sequence[int], **media: Any) -> mx.array:
     """Returns the logits [1, L, V] of a prompt in one forward, and of the tokens after it one by one.
 

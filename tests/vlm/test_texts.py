@@ -15,6 +15,7 @@ from runner.model.weights.loading import load
 from runner.model.weights.parameters import parameters_of
 from runner.vlm import packages
 from runner.vlm.source import VlmChoice
+from scripts.tools.models import vlm
 from scripts.tools.models.architectures import values
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.packages import SEEING, TEXTS
@@ -22,6 +23,7 @@ from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import Quantization
 from scripts.tools.models.tiny import VOCAB
 from tests.model.architectures.subject import run
+from tests.model.cache.test_round_states import check_rounds
 from tests.vlm.texts import ABILITIES, QUESTIONS, Package
 
 EVERY = sorted(packages.COMPARED)
@@ -39,6 +41,11 @@ def test_a_package_gives_the_answers_of_mlx_vlm(name: str, tmp_path: Path, subte
         with subtests.test(table):
             fault = find(*package.forward, VOCAB)
             assert (name in getattr(packages, table)) == (not fault), fault
+
+
+@pytest.mark.parametrize("name", ["kimi_k3", "lfm2_vl", "minicpmv4_6", "plamo2vl"])
+def test_a_recurrent_layer_stands_behind_any_token_of_a_round(name: str) -> None:
+    check_rounds(vlm.build(name), place=1)
 
 
 def test_every_package_of_the_list_is_in_the_table() -> None:

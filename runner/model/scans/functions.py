@@ -5,7 +5,8 @@ results are those of mlx-lm. States are float32.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu, softplus
@@ -13,12 +14,27 @@ from mlx_lm.models.activations import swiglu
 
 from runner.model.scans.gates import delta_gates, step_gates
 from runner.model.scans.kernel import Rule, available, scan
+from runner.scan_calls import announced
 
 _Results = tuple[mx.array, mx.array]
 _Own = Callable[..., Any]
 
 
-def gated_delta_update(
+def gated_delta_update(own: _Own, *inputs: mx.array, cache: Any = None, cache_index: int = 1, **words: Any) -> _Results:
+    """With a `cache`, which only mlx-vlm gives, the state is read from it and replaced in it."""
+    update: Callable[..., _Results] = partial(_gated_delta_update, own, *inputs, **words)
+    if cache is None:
+        return update()
+
+    def updated(state: mx.array | None, steps: int | None) -> _Results:
+        return update(state=state, **({} if steps is None else {"state_steps": steps}))
+
+    results: _Results = cache.update_recurrent(cache_index, inputs[0].shape[1], updated)
+    return results
+
+
+@announced("state", q=1, k=1, v=1, a=1, b=1, mask=1)
+def _gated_delta_update(
     own: _Own,
     q: mx.array,
     k: mx.array,
@@ -29,21 +45,20 @@ def gated_delta_update(
     dt_bias: mx.array,
     state: mx.array | None = None,
     mask: mx.array | None = None,
-    *,
-    use_kernel: bool = True,
-    lower_bound: float | None = None,
-    allow_neg_eigval: bool = False,
+    **words: float | None,
 ) -> _Results:
-    if not available(Rule.DELTA, metal=k.shape[-1] % 32 != 0):
-        words = {"use_kernel": use_kernel, "lower_bound": lower_bound, "allow_neg_eigval": allow_neg_eigval}
+    """`words` are `use_kernel`, `lower_bound`, `allow_neg_eigval`, and `state_steps` in mlx-vlm's caches for drafts."""
+    if not available(Rule.DELTA, metal=k.shape[-1] % 32 != 0) or words.get("state_steps") is not None:
         results: _Results = own(q, k, v, a, b, A_log, dt_bias, state, mask, **words)
         return results
-    g, beta = delta_gates(a, b, A_log, dt_bias, lower_bound, negative=allow_neg_eigval)
+    bound, negative = words.get("lower_bound"), bool(words.get("allow_neg_eigval"))
+    g, beta = delta_gates(a, b, A_log, dt_bias, bound, negative=negative)
     if state is None:
         state = mx.zeros((q.shape[0], *v.shape[2:], q.shape[-1]))
     return scan(Rule.DELTA, (q, k, v, g, beta), state, mask, q.dtype)
 
 
+@announced("state", hidden_states=1, B=1, C=1, dt=1, mask=1)
 def ssm_update(
     own: _Own,
     hidden_states: mx.array,
@@ -71,6 +86,7 @@ def ssm_update(
     return scan(Rule.DECAY, (C, B, x, g, dt, D), state, mask, mx.result_type(x, D))
 
 
+@announced("h", q=2, k=2, v=2, mask=1)
 def recurrent_gla(
     own: _Own,
     q: mx.array,
@@ -94,6 +110,7 @@ def recurrent_gla(
     return y.swapaxes(1, 2), state.swapaxes(-1, -2)
 
 
+@announced("h0", x=1, a=1)
 def rnn_scan(own: _Own, x: mx.array, a: mx.array, h0: mx.array | None) -> _Results:
     if not available(Rule.LINEAR):
         results: _Results = own(x, a, h0)
@@ -101,15 +118,24 @@ def rnn_scan(own: _Own, x: mx.array, a: mx.array, h0: mx.array | None) -> _Resul
     return scan(Rule.LINEAR, (x, a), mx.zeros((x.shape[0], x.shape[-1])) if h0 is None else h0)
 
 
-def wkv7(own: _Own, self: Any, *inputs: mx.array | None) -> _Results:
-    """`inputs` are r, w, k, v, a, b and the state."""
-    *vectors, state = cast("list[mx.array]", [*inputs])
+@announced("state", r=1, w=1, k=1, v=1, a=1, b=1)
+def wkv7(
+    own: _Own,
+    self: Any,
+    r: mx.array,
+    w: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    state: mx.array | None,
+) -> _Results:
     if not available(Rule.WKV, metal=False):
-        results: _Results = own(self, *inputs)
+        results: _Results = own(self, r, w, k, v, a, b, state)
         return results
     if state is None:
-        state = mx.zeros((vectors[0].shape[0], self.num_heads, self.head_dim, self.head_dim))
-    return scan(Rule.WKV, vectors, state, None, vectors[0].dtype)
+        state = mx.zeros((r.shape[0], self.num_heads, self.head_dim, self.head_dim))
+    return scan(Rule.WKV, (r, w, k, v, a, b), state, None, r.dtype)
 
 
 def process_sequence(
@@ -132,8 +158,15 @@ def process_sequence(
     A = -mx.exp(self.A_log)
     if state is None:
         state = mx.zeros((x.shape[0], *A.shape))
-    y, state = scan(Rule.SELECTIVE, (x, softplus(self.dt_proj(dt)), A, B, C, self.D), state)
+    y, state = _selective(x, softplus(self.dt_proj(dt)), A, B, C, self.D, state)
     return self.out_proj(swiglu(z, y)), (rows[:, -kept:], state)
+
+
+@announced("state", x=1, dt=1, B=1, C=1)
+def _selective(
+    x: mx.array, dt: mx.array, A: mx.array, B: mx.array, C: mx.array, D: mx.array, state: mx.array
+) -> _Results:
+    return scan(Rule.SELECTIVE, (x, dt, A, B, C, D), state)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

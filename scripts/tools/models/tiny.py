@@ -14,6 +14,7 @@ from mlx.utils import tree_map_with_path
 
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.kv_bits.hadamard import HadamardKVCache
+from runner.model.scans import replace_loops
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip
@@ -93,6 +94,7 @@ def words(count: int, seed: int = 1) -> list[int]:
 def tiny(kind: str) -> Tiny:
     """The model of a kind out of KINDS, or gemma4, the same weights every time."""
     mx.disable_compile()
+    replace_loops()
     module, tolerance = {**_KINDS, **_OTHERS}[kind]
     mx.random.seed(7)
     model = module.Model(module.ModelArgs(**_TABLES[kind]))

@@ -5,6 +5,7 @@ the slices are chosen at random, or by the real policy on a made-up clock. The n
 the seed of its mix.
 """
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ GRAMMARS = (
     'start: "********************" /[ -?]{0,30}/',
     "start: /[!-)]{12}/",  # an end that is forced by a count
 )
+
+OTHERS = ("bailing_hybrid", "jamba", "kimi_linear", "mamba", "recurrent_gemma", "rwkv7")
+"""Architectures with the recurrences that no kind has, and with latent attention beside them."""
 
 
 @dataclass
@@ -170,21 +174,26 @@ def ask_again(engine: TinyEngine, numbers: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *OTHERS])
 def test_in_any_mix_each_request_gets_the_answer_it_gets_alone(name: str, seed: int) -> None:
     engine = play(Mix(name, seed))
     ask_again(engine, random.Random(seed))
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next", "falcon_h1", "quantized"])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        *itertools.product(("llama", "gemma3", "qwen3_next", "falcon_h1", "quantized"), (0, 1)),
+        *itertools.product(("mamba2", "deepseek_v3", *OTHERS), (4, 5)),
+    ],
+)
 def test_in_any_mix_with_drafts_too(name: str, seed: int) -> None:
     play(Mix(name, seed, "drafts"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 125))
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *OTHERS])
 def test_in_many_mixes_each_request_gets_the_answer_it_gets_alone(name: str, seed: int) -> None:
     engine = play(Mix(name, seed))
     for _ in range(3):
