@@ -14,6 +14,8 @@ enum {
   TILE = 72,    /* the most keys of one that is shared by queries which begin with different keys */
   QUERIES = 96, /* the most of a call */
   FEW = 4,      /* rows whose weights are unpacked in registers */
+  FEWEST_TAPS = 2, /* of a convolution */
+  MOST_TAPS = 8,
 };
 
 /* out[order[r]][n] = sum over k of x[r][k] * weight[n][k] + added[order[r]][n], for m rows and n outputs. */
@@ -43,6 +45,14 @@ struct Attention {
   int64_t qs[3], ks[3], vs[3], ms[4]; /* of the mask: the stride from a key to the next, too */
 };
 
+/* out[r][i] = sum over t of x[r + t * dilation][i] * weight[i][t] + bias[i]: each channel by itself. */
+struct Convolution {
+  int taps, dilation, silu; /* silu: of the sums */
+  size_t n;                 /* channels, at least WIDTH */
+  const float *weight;      /* n rows of `taps` */
+  const float *bias;        /* NULL: none */
+};
+
 struct Kernels {
   int width; /* of a vector, in float32 numbers */
   void (*take)(const Product &, const void *row, int type, float *out);
@@ -54,6 +64,7 @@ struct Kernels {
   void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
   void (*unary)(int what, const float *x, const float *factor, float *out, size_t n);
   void (*softmax)(const float *x, float *out, size_t n);
+  void (*convolve)(const Convolution &, const float *const *x, size_t rows, float *out);
   void (*to_float)(const void *x, int type, size_t n, float *out);
   void (*from_float)(const float *x, size_t n, void *out, int type);
 };

@@ -6,6 +6,7 @@
  * one exact version, so `kernels_use` compares versions before anything else; until it succeeds, every function calls
  * libmlx's. */
 #include "attention.h"
+#include "convolutions.h"
 #include "functions.h"
 #include "products.h"
 
@@ -36,7 +37,10 @@ bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && 
  * The operations that it replaces are computed only if something else asks for them. */
 Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
   if (!kernels || !alike(a, b)) return std::nullopt;
-  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) return function(SILU, a, s);
+  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) {
+    auto *convolved = operation_of<Convolved>(a);
+    return convolved && !convolved->silu ? make(s, Convolved{convolved->dilation, convolved->biased, true}, mx::float32, a.inputs()) : function(SILU, a, s);
+  }
   if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
   const array &gate = a.inputs()[0];
   auto *first = product_of(gate), *second = product_of(b);
@@ -47,8 +51,14 @@ Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
   return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
 }
 
-/* The sum of a product and a residual as one operation. */
+/* The sum of a product and a residual, or of a convolution and its bias, as one operation. */
 Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
+  auto *convolved = operation_of<Convolved>(a);
+  if (convolved && !convolved->biased && !convolved->silu && b.dtype() == mx::float32 && b.ndim() == 1 && b.shape(0) == a.shape(-1) && serves(s, a)) {
+    Arrays inputs = a.inputs();
+    inputs.push_back(b);
+    return make(s, Convolved{convolved->dilation, true}, mx::float32, std::move(inputs));
+  }
   if (!kernels || !alike(a, b) || !serves(s, a)) return std::nullopt;
   const array &product = product_of(b) ? b : a;
   if (!product_of(product)) return std::nullopt;
@@ -157,6 +167,15 @@ EXPORT array concatenate(std::vector<array> arrays, int axis, StreamOrDevice s) 
   if (!fits || arrays.size() < 2 || bytes < WORTH_JOINING) return own_concatenate(std::move(arrays), axis, s);
   const Dtype type = arrays[0].dtype();
   return make(s, Joined{along}, type, std::move(arrays));
+}
+EXPORT array conv1d(const array &x, const array &weight, int stride, int padding, int dilation, int groups, StreamOrDevice s) {
+  const bool fits = kernels && stride == 1 && padding == 0 && Convolved::fits(x, weight, dilation, groups) && serves(s, x);
+  return fits ? make(s, Convolved{dilation}, float32, {x, weight}) : own_conv1d(x, weight, stride, padding, dilation, groups, s);
+}
+EXPORT array conv_general(array x, array weight, Ints stride, Ints before, Ints after, Ints dilation, Ints spread, int groups, bool flip, StreamOrDevice s) {
+  auto all = [](const Ints &numbers, int number) { return std::ranges::all_of(numbers, [&](int each) { return each == number; }); };
+  const bool fits = x.ndim() == 3 && all(stride, 1) && all(before, 0) && all(after, 0) && all(dilation, 1) && all(spread, 1) && !flip;
+  return fits ? conv1d(x, weight, 1, 0, 1, groups, s) : own_conv_general(std::move(x), std::move(weight), stride, before, after, dilation, spread, groups, flip, s);
 }
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
   bool fits = kernels && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);

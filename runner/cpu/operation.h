@@ -225,6 +225,8 @@ template <typename F> F *libmlx(F *exported) {
 }
 
 using RopeFromArray = array(const array &, int, bool, std::optional<float>, float, const array &, const Maybe &, mx::StreamOrDevice);
+using Ints = std::vector<int>;
+using ConvolvedGenerally = array(array, array, Ints, Ints, Ints, Ints, Ints, int, bool, mx::StreamOrDevice);
 using JoinedAlong = array(std::vector<array>, int, mx::StreamOrDevice);
 using SoftmaxOfAxes = array(const array &, const std::vector<int> &, bool, mx::StreamOrDevice);
 
@@ -236,6 +238,8 @@ const auto own_tanh = libmlx(&mx::tanh);
 const auto own_exp = libmlx(&mx::exp);
 const auto own_multiply = libmlx(&mx::multiply);
 const auto own_add = libmlx(&mx::add);
+const auto own_conv1d = libmlx(&mx::conv1d);
+const auto own_conv_general = libmlx((ConvolvedGenerally *)&mx::conv_general);
 const auto own_concatenate = libmlx((JoinedAlong *)&mx::concatenate);
 const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);

@@ -853,7 +853,27 @@ void softmax(const float *x, float *out, size_t n) {
   for (; i < n; i++) out[i] *= factor;
 }
 
+/* Vector by vector of channels, so that the weights of one stay in registers for all rows. */
+template <int TAPS> __attribute__((noinline)) void convolve_rows(const Convolution &a, const float *const *x, size_t rows, float *out) {
+  for (size_t i = 0; i < a.n; i += WIDTH) {
+    const size_t at = least(i, a.n - WIDTH); /* the last vector: some channels once more */
+    V weights[TAPS], bias = a.bias ? load(a.bias + at) : V{};
+    UNROLLED for (int t = 0; t < TAPS; t++) UNROLLED for (int j = 0; j < WIDTH; j++) weights[t][j] = a.weight[(at + j) * TAPS + t];
+    for (size_t row = 0; row < rows; row++) {
+      V sum = load(x[row] + at) * weights[0];
+      UNROLLED for (int t = 1; t < TAPS; t++) sum += load(x[row + t * a.dilation] + at) * weights[t];
+      if (a.bias) sum += bias;
+      store(out + row * a.n + at, a.silu ? applied(SILU, sum) : sum);
+    }
+  }
+}
+
+void convolve(const Convolution &a, const float *const *x, size_t rows, float *out) {
+  constexpr decltype(&convolve_rows<2>) by_taps[] = {convolve_rows<2>, convolve_rows<3>, convolve_rows<4>, convolve_rows<5>, convolve_rows<6>, convolve_rows<7>, convolve_rows<8>};
+  by_taps[a.taps - FEWEST_TAPS](a, x, rows, out);
+}
+
 }  // namespace
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, softmax, convolve, to_float, from_float};

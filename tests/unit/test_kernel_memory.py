@@ -47,13 +47,21 @@ class _Attention(ctypes.Structure):
 
 _FUNCTIONS = (
     *("take", "product", "unpack", "weigh", "attend", "rms_norm", "rope", "unary", "softmax"),
-    *("to_float", "from_float"),
+    *("convolve", "to_float", "from_float"),
 )
 _CODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 
 class _Kernels(ctypes.Structure):
     _fields_ = (("width", ctypes.c_int), *((name, ctypes.c_void_p) for name in _FUNCTIONS))
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("taps", "dilation", "silu")),
+        ("n", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+    )
 
 
 class Guarded:
@@ -99,6 +107,11 @@ def check_bounds(table: _Kernels) -> None:
         turned = _Product(floats(rows, outputs), outputs, rows, outputs, k, *packed, *results[:2], floats(rows, k), 0)
         call("weigh", ctypes.byref(turned), pointer(floats(64 * (k + rows))))
         call("take", whole, pointer(floats(k)), 0, pointer(floats(k)))
+    for taps, dilation, channels, rows, bias in product((2, 4, 8), (1, 2), (16, 17, 33), (1, 3), (0, 1)):
+        read = np.array([floats(channels) for _ in range(rows + (taps - 1) * dilation)], np.uint64)
+        weights = floats(channels, taps), floats(channels) if bias else None
+        one = ctypes.byref(_Convolution(taps, dilation, bias, channels, *weights))
+        call("convolve", one, pointer(at(read)), size(rows), pointer(floats(rows, channels)))
     for kind, item in ((0, np.float32), (1, np.uint16), (2, np.uint16)):
 
         def row(*shape: int, item: type = item) -> ctypes.c_void_p:
@@ -207,7 +220,7 @@ import sys, pytest
 from runner import cpu
 cpu.__file__ = sys.argv[1]
 words = ["-q", "-p", "no:xdist", f"--basetemp={sys.argv[3]}", "-k", "not other_widths and not sanitizer"]
-status = pytest.main([*words, "tests/unit/test_kernels.py", "tests/unit/test_kernel_memory.py"])
+status = pytest.main([*words, *(f"tests/unit/test_{name}.py" for name in ("kernels", "convolutions", "kernel_memory"))])
 assert sys.argv[2] in open("/proc/self/maps").read()
 sys.exit(status)
 """
