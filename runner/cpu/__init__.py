@@ -9,7 +9,7 @@ library, answers are the same up to rounding, but take many times longer.
   are not used: with them, a product takes many times as long while other programs use the cores, and the last bits of
   the result depend on the number of threads.
 * `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights,
-  attention, rotary positions, norms, elementwise functions, convolutions of single channels, and joins of large arrays.
+  attention, rotary positions, norms, elementwise functions, convolutions of single channels, and joins.
   `_kernels` is loaded only for the MLX version that it was built for. In forwards over texts of different lengths,
   padding is left out (`asks_for`).
 

@@ -119,30 +119,42 @@ struct RowSoftmax {
   }
 };
 
-/* Arrays one after the other along an axis, copied in whole pieces; MLX copies number by number. */
+/* Arrays one after the other along an axis, copied in whole pieces; MLX copies number by number. The first and the last
+ * rows of the result may be left out. */
 struct Joined {
   static constexpr const char *name = "FastConcatenate";
-  int axis;
+  int axis, first = 0, last = 0; /* rows that are left out */
   bool operator==(const Joined &) const = default;
 
-  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_concatenate(in, axis, s); }
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array all = own_concatenate(in, axis, s);
+    mx::Shape start(all.ndim(), 0), stop = all.shape();
+    start[axis] = first, stop[axis] -= last;
+    return first + last ? own_slice(all, start, stop, mx::Shape(all.ndim(), 1), s) : all;
+  }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[0].shape();
     for (size_t i = 1; i < in.size(); i++) shape[axis] += in[i].shape(axis);
+    shape[axis] -= first + last;
     return shape;
   }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
     struct Part {
       Rows rows;
-      size_t count, bytes; /* rows that follow each other in the result, and the bytes of one */
+      size_t count, bytes, from, taken; /* rows that follow each other, the bytes of one, and those that the result has */
       bool gapless;
     };
     std::vector<Part> parts;
+    int place = -first, end = out.shape(axis); /* where a part begins in the result, and the last one ends */
     for (const array &a : in) {
+      const int length = a.shape(axis), from = std::max(0, -place), to = std::min(length, end - place);
+      place += length;
+      if (from >= to) continue;
       array x = with_rows(a, encoder);
-      const int last = (int)x.ndim() - 1;
-      Part part{Rows(x), 1, x.itemsize() * x.shape(last), true};
-      for (int i = last - 1; i >= axis; part.count *= x.shape(i--)) part.gapless = part.gapless && (x.shape(i) == 1 || x.strides()[i] == (int64_t)part.count * x.shape(last));
+      const int row = (int)x.ndim() - 1;
+      Part part{Rows(x), 1, x.itemsize() * x.shape(row), 0, 1, true};
+      for (int i = row - 1; i >= axis; part.count *= x.shape(i--)) part.gapless = part.gapless && (x.shape(i) == 1 || x.strides()[i] == (int64_t)part.count * x.shape(row));
+      if (axis < row) part.from = part.count / length * from, part.taken = part.count / length * (to - from);
       parts.push_back(part);
     }
     int count = 1;
@@ -151,8 +163,8 @@ struct Joined {
       each(count, shares(BRIEF_ROWS + 1, count * step / sizeof(float)), [&](int i) {
         char *p = to + i * step;
         for (const Part &part : parts) {
-          const size_t pieces = part.gapless ? 1 : part.count, bytes = part.count / pieces * part.bytes;
-          for (size_t piece = 0; piece < pieces; piece++, p += bytes) memcpy(p, part.rows[i * part.count + piece], bytes);
+          const size_t pieces = part.gapless ? 1 : part.taken, bytes = part.taken / pieces * part.bytes;
+          for (size_t piece = 0; piece < pieces; piece++, p += bytes) memcpy(p, part.rows[i * part.count + part.from + piece], bytes);
         }
       });
     });

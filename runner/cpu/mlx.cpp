@@ -39,7 +39,7 @@ Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
   if (!kernels || !alike(a, b)) return std::nullopt;
   if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) {
     auto *convolved = operation_of<Convolved>(a);
-    return convolved && !convolved->silu ? make(s, Convolved{convolved->dilation, convolved->biased, true}, mx::float32, a.inputs()) : function(SILU, a, s);
+    return convolved && !convolved->silu ? make(s, Convolved{convolved->dilation, convolved->parts, convolved->biased, true}, mx::float32, a.inputs()) : function(SILU, a, s);
   }
   if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
   const array &gate = a.inputs()[0];
@@ -57,7 +57,7 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
   if (convolved && !convolved->biased && !convolved->silu && b.dtype() == mx::float32 && b.ndim() == 1 && b.shape(0) == a.shape(-1) && serves(s, a)) {
     Arrays inputs = a.inputs();
     inputs.push_back(b);
-    return make(s, Convolved{convolved->dilation, true}, mx::float32, std::move(inputs));
+    return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
   }
   if (!kernels || !alike(a, b) || !serves(s, a)) return std::nullopt;
   const array &product = product_of(b) ? b : a;
@@ -158,25 +158,42 @@ EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
 EXPORT array concatenate(std::vector<array> arrays, int axis, StreamOrDevice s) {
   const int ndim = arrays.empty() ? 0 : (int)arrays[0].ndim(), along = axis < 0 ? axis + ndim : axis;
   bool fits = kernels && ndim >= 1 && ndim <= MOST_AXES && along >= 0 && along < ndim;
-  size_t bytes = 0;
-  for (size_t i = 0; fits && i < arrays.size(); bytes += arrays[i++].nbytes()) {
+  for (size_t i = 0; fits && i < arrays.size(); i++) {
     auto shape = arrays[i].shape();
     if ((int)shape.size() == ndim) shape[along] = arrays[0].shape(along);
     fits = shape == arrays[0].shape() && arrays[i].dtype() == arrays[0].dtype() && serves(s, arrays[i]);
   }
-  if (!fits || arrays.size() < 2 || bytes < WORTH_JOINING) return own_concatenate(std::move(arrays), axis, s);
+  if (!fits || arrays.size() < 2) return own_concatenate(std::move(arrays), axis, s);
   const Dtype type = arrays[0].dtype();
   return make(s, Joined{along}, type, std::move(arrays));
 }
 EXPORT array conv1d(const array &x, const array &weight, int stride, int padding, int dilation, int groups, StreamOrDevice s) {
   const bool fits = kernels && stride == 1 && padding == 0 && Convolved::fits(x, weight, dilation, groups) && serves(s, x);
-  return fits ? make(s, Convolved{dilation}, float32, {x, weight}) : own_conv1d(x, weight, stride, padding, dilation, groups, s);
+  if (!fits) return own_conv1d(x, weight, stride, padding, dilation, groups, s);
+  auto *joined = operation_of<Joined>(x);
+  Arrays inputs = joined && *joined == Joined{1} ? x.inputs() : Arrays{x};
+  const size_t parts = inputs.size();
+  inputs.push_back(weight);
+  return make(s, Convolved{dilation, parts}, float32, std::move(inputs));
 }
 EXPORT array conv_general(array x, array weight, Ints stride, Ints before, Ints after, Ints dilation, Ints spread, int groups, bool flip, StreamOrDevice s) {
   auto all = [](const Ints &numbers, int number) { return std::ranges::all_of(numbers, [&](int each) { return each == number; }); };
   const bool fits = x.ndim() == 3 && all(stride, 1) && all(before, 0) && all(after, 0) && all(dilation, 1) && all(spread, 1) && !flip;
   return fits ? conv1d(x, weight, 1, 0, 1, groups, s) : own_conv_general(std::move(x), std::move(weight), stride, before, after, dilation, spread, groups, flip, s);
 }
+/* Few rows of joined ones, the state of a convolution, are joined by themselves: then nothing may ask for all of them. */
+EXPORT array slice(const array &a, Shape start, Shape stop, Shape strides, StreamOrDevice s) {
+  auto *joined = operation_of<Joined>(a);
+  if (!joined || a.ndim() != 3 || joined->axis != 1 || strides != Shape{1, 1, 1} || start.size() != 3 || stop.size() != 3 || !serves(s, a))
+    return own_slice(a, std::move(start), std::move(stop), std::move(strides), s);
+  Shape from = start, to = stop;
+  for (int i = 0; i < 3; i++)
+    for (auto *place : {&from[i], &to[i]}) *place = std::clamp(*place < 0 ? *place + a.shape(i) : *place, 0, a.shape(i));
+  const int rows = to[1] - from[1];
+  if (from[0] || from[2] || to[0] < a.shape(0) || to[2] < a.shape(2) || rows < 1 || rows > (int)STATE_ROWS) return own_slice(a, std::move(start), std::move(stop), std::move(strides), s);
+  return make(s, Joined{1, joined->first + from[1], joined->last + a.shape(1) - to[1]}, a.dtype(), a.inputs());
+}
+EXPORT array contiguous(const array &a, bool columns, StreamOrDevice s) { return operation_of<Joined>(a) && serves(s, a) ? a : own_contiguous(a, columns, s); }
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
   bool fits = kernels && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
   return fits ? make(s, RowSoftmax{}, float32, {x}) : own_softmax(x, axes, precise, s);

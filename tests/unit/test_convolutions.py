@@ -42,6 +42,11 @@ def test_a_convolution_is_the_sum_of_its_taps(taps: int, dilation: int) -> None:
 def test_a_convolution_reads_rows_that_lie_anywhere(layout: str) -> None:
     x = LAYOUTS[layout](made(30, 48)).reshape(1, 30, 48)
     assert_as_mlx(partial(convolved, x, made(48, 4, 1, seed=1), bias=made(48, seed=2)), 1e-6)
+    state = made(1, 3, 48, seed=3)
+    assert mx.array_equal(
+        by_kernels(lambda: convolved(mx.concatenate([state, x], axis=1), made(48, 4, 1))),
+        convolved(mx.array(np.concatenate([state, x], axis=1)), made(48, 4, 1)),
+    )
     turned = LAYOUTS[layout](made(48, 4, seed=1)).reshape(48, 4, 1)
     assert_as_mlx(partial(mx.conv_general, made(30, 3, 48).swapaxes(0, 1), turned, groups=48), 1e-6)
 
@@ -71,6 +76,47 @@ def test_a_number_beyond_all_others_stays_in_its_channel_and_its_taps(number: fl
     found = np.array(with_silu(convolved(x, weight)))
     assert np.array_equal(found[~reached], np.array(clean)[~reached])
     assert not np.isfinite(found[reached]).any()
+
+
+ROWS: dict[str, Callable[[mx.array], mx.array]] = {
+    "the last": lambda x: x[:, -3:],
+    "the last, by places": lambda x: mx.contiguous(x[:, x.shape[1] - 3 :, :]),
+    "one of the last": lambda x: x[:, -3:][:, 1:2],
+    "some in the middle": lambda x: x[:, 2:5],
+    "the first": lambda x: mx.contiguous(x[:, :2]),
+    "all": lambda x: x[:, :60],
+    "none": lambda x: x[:, 70:],
+    "every other": lambda x: x[:, -4::2],
+    "some of all texts": lambda x: x[1:, -3:],
+    "some channels": lambda x: x[:, -3:, 4:],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("texts", [1, 2])
+def test_rows_of_joined_ones_are_those_of_the_arrays(name: str, texts: int) -> None:
+    for tokens, layout in product((1, 2, 60), LAYOUTS):
+        x = LAYOUTS[layout](made(texts * tokens, 32)).reshape(texts, tokens, 32)
+        state = made(texts, 3, 32, seed=1)
+        wanted = ROWS[name](mx.array(np.concatenate([state, x], axis=1)))
+        joined = mx.concatenate([state, x], axis=1)
+        assert mx.array_equal(ROWS[name](joined), wanted)
+        mx.eval(joined)
+        assert mx.array_equal(ROWS[name](joined), wanted)
+
+
+@pytest.mark.parametrize("tokens", [1, 500])
+def test_a_state_and_a_convolution_need_no_joined_rows_and_the_state_keeps_none(tokens: int) -> None:
+    state, weight = made(1, 3, 64), made(64, 4, 1, seed=1)
+    mx.eval(state, weight)
+    started, counted = calls(), mx.get_active_memory()
+    joined = mx.concatenate([state, made(1, tokens, 64, seed=2)], axis=1)
+    kept, y = mx.contiguous(joined[:, -3:, :]), convolved(joined, weight)
+    del joined
+    mx.eval(kept, y)
+    assert calls() == started + 2
+    del y
+    assert mx.get_active_memory() - counted == kept.nbytes
 
 
 @pytest.mark.parametrize("tokens", [1, 40])

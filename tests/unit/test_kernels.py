@@ -510,7 +510,6 @@ OTHERS: dict[str, Callable[[], mx.array]] = {
     "sigmoid of halves": lambda: mx.sigmoid(X.astype(mx.float16)),
     "softmax of columns": lambda: mx.softmax(X, axis=0),
     "nothing": lambda: mx.fast.rms_norm(X[:0], None, 1e-5),
-    "a short join": lambda: mx.concatenate([X, X]),
     "a join with nothing": lambda: mx.concatenate([mx.zeros((64, 128)), X[:0]]),
     "a join of two types": lambda: mx.concatenate([mx.zeros((64, 128)), mx.zeros((64, 128), mx.float16)]),
     "a join of one": lambda: mx.concatenate([mx.zeros((64, 128))]),
