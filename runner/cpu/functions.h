@@ -4,23 +4,36 @@
 
 namespace {
 
+/* Norms of rows, times a weight, a number, and a function of another array. */
 struct NormedRows {
   static constexpr const char *name = "FastRMSNorm";
   float eps;
+  bool weighted;
+  float factor = 1;
+  std::optional<int> gate = std::nullopt; /* the function of the last input */
   bool operator==(const NormedRows &) const = default;
 
-  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_rms_norm(in[0], maybe(in, 1), eps, s); }
+  bool plain() const { return factor == 1 && !gate; }
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array y = own_rms_norm(in[0], maybe(in, 1, weighted), eps, s);
+    if (factor != 1) y = own_multiply(y, array(factor), s);
+    if (!gate) return y;
+    const array sigmoid = own_sigmoid(in.back(), s);
+    return own_multiply(*gate == SILU ? own_multiply(in.back(), sigmoid, s) : sigmoid, y, s);
+  }
   mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder);
-    const bool weighted = in.size() > 1;
+    array x = with_rows(in[0], encoder), gates = gate ? with_rows(in.back(), encoder) : x;
     array weight = weighted ? whole(in[1], encoder) : x;
-    encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
+    encoder.dispatch([self = *this, rows = Rows(x), gates = Rows(gates), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
                       weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
       const int part = 32, parts = (int)((rows.count + part - 1) / part);
       each(parts, shares(rows.count, rows.count * n), [&](int i) {
-        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
-          kernels->rms_norm(rows[row], type, n, weight, weight_type, eps, out + row * bytes, out_type);
+        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++) {
+          char *normed = out + row * bytes;
+          kernels->rms_norm(rows[row], type, n, weight, weight_type, self.eps, self.factor, normed, out_type);
+          if (self.gate) kernels->unary(*self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
+        }
       });
     });
   }

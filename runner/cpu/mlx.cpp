@@ -33,22 +33,40 @@ const PackedProduct *product_of(const array &a) {
 }
 bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
 
-/* x * sigmoid(x), silu(x) * y, and that of two products of the same rows, as one operation; nothing for anything else.
- * The operations that it replaces are computed only if something else asks for them. */
+/* The norms of `rows` times a number; nothing for anything else. */
+Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) {
+  auto *norm = operation_of<NormedRows>(rows);
+  const bool is_number = number.ndim() == 0 && number.dtype() == mx::float32 && !number.has_primitive() && number.is_available();
+  if (!is_number || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  return make(s, NormedRows{norm->eps, norm->weighted, *number.data<float>()}, mx::float32, rows.inputs());
+}
+
+/* x * sigmoid(x); silu(x) or sigmoid(x) times y, also where y is a norm; silu(x) * y of two products of the same rows: as
+ * one operation; nothing for anything else. The operations that it replaces are computed only if something else asks for
+ * them. */
 Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
-  if (!kernels || !alike(a, b)) return std::nullopt;
-  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) {
+  if (!kernels) return std::nullopt;
+  if (auto scaled = a.ndim() ? scaled_norm(b, a, s) : scaled_norm(a, b, s)) return scaled;
+  if (!alike(a, b) || !serves(s, a)) return std::nullopt;
+  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id()) {
     auto *convolved = operation_of<Convolved>(a);
     return convolved && !convolved->silu ? make(s, Convolved{convolved->dilation, convolved->parts, convolved->biased, true}, mx::float32, a.inputs()) : function(SILU, a, s);
   }
-  if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
-  const array &gate = a.inputs()[0];
-  auto *first = product_of(gate), *second = product_of(b);
-  if (!first || !second || !(first->packing == second->packing) || first->asked != second->asked || gate.inputs()[0].id() != b.inputs()[0].id())
-    return make(s, Elementwise{SILU}, mx::float32, {gate, b});
+  const bool first = is_function(a, SILU) || is_function(a, SIGMOID), second = is_function(b, SILU) || is_function(b, SIGMOID);
+  if (!first && !second) return std::nullopt;
+  const array &of_gate = first ? a : b, &value = first ? b : a, &gate = of_gate.inputs()[0];
+  const int what = operation_of<Elementwise>(of_gate)->what;
+  if (auto *norm = operation_of<NormedRows>(value); norm && norm->plain()) {
+    Arrays inputs = value.inputs();
+    inputs.push_back(gate);
+    return make(s, NormedRows{norm->eps, norm->weighted, 1, what}, mx::float32, std::move(inputs));
+  }
+  auto *of_gates = product_of(gate), *of_values = product_of(value);
+  if (what != SILU || !of_gates || !of_values || !(of_gates->packing == of_values->packing) || of_gates->asked != of_values->asked || gate.inputs()[0].id() != value.inputs()[0].id())
+    return make(s, Elementwise{what}, mx::float32, {gate, value});
   Arrays inputs = gate.inputs();
-  inputs.insert(inputs.end(), b.inputs().begin() + 1, b.inputs().end());
-  return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
+  inputs.insert(inputs.end(), value.inputs().begin() + 1, value.inputs().end());
+  return make(s, PackedProduct{of_gates->packing, of_gates->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
 }
 
 /* The sum of a product and a residual, or of a convolution and its bias, as one operation. */
@@ -206,7 +224,7 @@ EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDe
     return own_rms_norm(x, weight, eps, s);
   Arrays inputs = {x};
   if (weight) inputs.push_back(*weight);
-  return make(s, NormedRows{eps}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
+  return make(s, NormedRows{eps, weight.has_value()}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array rope(const array &x, int dims, bool traditional, std::optional<float> base, float scale, const array &offset, const Maybe &freqs, StreamOrDevice s) {

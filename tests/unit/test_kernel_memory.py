@@ -120,7 +120,7 @@ def check_bounds(table: _Kernels) -> None:
         for n in (1, 7, 8, 9, 33, 70):
             call("to_float", row(n), kind, size(n), pointer(floats(n)))
             call("from_float", pointer(floats(n)), size(n), row(n), kind)
-            call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), row(n), kind)
+            call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), number(1), row(n), kind)
             for what, factor in product(range(4), (None, floats(n))):
                 call("unary", what, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
