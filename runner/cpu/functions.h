@@ -100,7 +100,7 @@ struct Elementwise {
   bool operator==(const Elementwise &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : own_sigmoid(in[0], s);
+    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : what == SOFTPLUS ? own_logaddexp(in[0], array(0.0f), s) : own_sigmoid(in[0], s);
     if (what == SILU) y = own_multiply(in[0], y, s);
     return in.size() > 1 ? own_multiply(y, in[1], s) : y;
   }

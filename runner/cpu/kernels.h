@@ -8,7 +8,7 @@
 
 enum Type { F32, F16, BF16, BOOL };
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
-enum Unary { SIGMOID, SILU, TANH, EXP };
+enum Unary { SIGMOID, SILU, TANH, EXP, SOFTPLUS };
 enum {
   KEYS = 64,    /* of a tile of attention */
   TILE = 72,    /* the most keys of one that is shared by queries which begin with different keys */

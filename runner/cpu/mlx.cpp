@@ -33,12 +33,17 @@ const PackedProduct *product_of(const array &a) {
 }
 bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
 
+/* A number that a graph has as a constant. */
+std::optional<float> constant(const array &a) {
+  return a.ndim() == 0 && a.dtype() == mx::float32 && !a.has_primitive() && a.is_available() ? std::optional(*a.data<float>()) : std::nullopt;
+}
+
 /* The norms of `rows` times a number; nothing for anything else. */
 Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) {
   auto *norm = operation_of<NormedRows>(rows);
-  const bool is_number = number.ndim() == 0 && number.dtype() == mx::float32 && !number.has_primitive() && number.is_available();
-  if (!is_number || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
-  return make(s, NormedRows{norm->eps, norm->weighted, *number.data<float>()}, mx::float32, rows.inputs());
+  const auto factor = constant(number);
+  if (!factor || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  return make(s, NormedRows{norm->eps, norm->weighted, *factor}, mx::float32, rows.inputs());
 }
 
 /* x * sigmoid(x); silu(x) or sigmoid(x) times y, also where y is a norm; silu(x) * y of two products of the same rows: as
@@ -164,6 +169,9 @@ EXPORT array tanh(const array &x, StreamOrDevice s) {
 }
 EXPORT array exp(const array &x, StreamOrDevice s) {
   return kernels && x.dtype() == float32 && serves(s, x) ? function(EXP, x, s) : own_exp(x, s);
+}
+EXPORT array logaddexp(const array &a, const array &b, StreamOrDevice s) {
+  return kernels && a.dtype() == float32 && constant(b) == 0 && serves(s, a) ? function(SOFTPLUS, a, s) : own_logaddexp(a, b, s);
 }
 EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_product(a, b, s);

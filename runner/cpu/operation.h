@@ -237,6 +237,7 @@ const auto own_dequantize = libmlx(&mx::dequantize);
 const auto own_sigmoid = libmlx(&mx::sigmoid);
 const auto own_tanh = libmlx(&mx::tanh);
 const auto own_exp = libmlx(&mx::exp);
+const auto own_logaddexp = libmlx(&mx::logaddexp);
 const auto own_multiply = libmlx(&mx::multiply);
 const auto own_add = libmlx(&mx::add);
 const auto own_conv1d = libmlx(&mx::conv1d);

@@ -806,10 +806,18 @@ INLINE V sigmoid(V x) {
   return (x < 0 ? e : all(1.0f)) / (1.0f + e);
 }
 
+/* log(1 + exp(x)) = max(x, 0) + log(1 + e), e of -|x|; and log(1 + e) = 2 atanh(e / (2 + e)), of at most 1/3. */
+INLINE V softplus(V x) {
+  V e = exponential(x < 0 ? x : -x), y = e / (2.0f + e), square = y * y, sum = all(1.0f / 15);
+  UNROLLED for (int n = 13; n > 0; n -= 2) sum = sum * square + 1.0f / n;
+  return larger(x, V{}) + 2.0f * y * sum;
+}
+
 INLINE V applied(int what, V x) {
   if (what == SIGMOID) return sigmoid(x);
   if (what == SILU) return x * sigmoid(x);
   if (what == EXP) return exponential(x);
+  if (what == SOFTPLUS) return softplus(x);
   V doubled = sigmoid(2.0f * x); /* tanh(x) = 2 sigmoid(2 x) - 1, which loses digits near 0: x - x^3/3 + 2 x^5/15 there */
   V square = x * x, near = x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315))));
   return square < 0.01f ? near : 2.0f * doubled - 1.0f;

@@ -121,7 +121,7 @@ def check_bounds(table: _Kernels) -> None:
             call("to_float", row(n), kind, size(n), pointer(floats(n)))
             call("from_float", pointer(floats(n)), size(n), row(n), kind)
             call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), number(1), row(n), kind)
-            for what, factor in product(range(4), (None, floats(n))):
+            for what, factor in product(range(5), (None, floats(n))):
                 call("unary", what, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
         for dims, traditional in product((2, 20, 64), (0, 1)):

@@ -435,6 +435,7 @@ FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "sigmoid": mx.sigmoid,
     "tanh": mx.tanh,
     "exp": mx.exp,
+    "softplus": lambda x: mx.logaddexp(x, 0),
     "silu": lambda x: x * mx.sigmoid(x),
     "silu, the other way round": lambda x: mx.sigmoid(x) * x,
     "gated": lambda x: (x * mx.sigmoid(x)) * (x + 1),
@@ -451,7 +452,7 @@ FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
 def test_functions_are_those_of_mlx(name: str) -> None:
     """Numbers beyond all others, too."""
     numbers = [4 * made(3, width + 1) for width in (1, 7, 1003)]
-    for x in (*numbers, *[mx.array(SPECIAL)] * (name in ("sigmoid", "tanh", "exp"))):
+    for x in (*numbers, *[mx.array(SPECIAL)] * (name in ("sigmoid", "tanh", "exp", "softplus"))):
         compute = partial(FUNCTIONS[name], x)
         found, wanted = by_kernels(compute), by_mlx(compute)
         special = x.ndim == 1
@@ -546,6 +547,7 @@ OTHERS: dict[str, Callable[[], mx.array]] = {
     "a join with nothing": lambda: mx.concatenate([mx.zeros((64, 128)), X[:0]]),
     "a join of two types": lambda: mx.concatenate([mx.zeros((64, 128)), mx.zeros((64, 128), mx.float16)]),
     "a join of one": lambda: mx.concatenate([mx.zeros((64, 128))]),
+    "another logarithm of a sum": lambda: mx.logaddexp(X, 1),
     "complex numbers": lambda: mx.exp(X.astype(mx.complex64)),
 }
 
