@@ -4,23 +4,36 @@
 
 namespace {
 
+/* Norms of rows, times a weight, a number, and a function of another array. */
 struct NormedRows {
   static constexpr const char *name = "FastRMSNorm";
   float eps;
+  bool weighted;
+  float factor = 1;
+  std::optional<int> gate = std::nullopt; /* the function of the last input */
   bool operator==(const NormedRows &) const = default;
 
-  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_rms_norm(in[0], maybe(in, 1), eps, s); }
+  bool plain() const { return factor == 1 && !gate; }
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array y = own_rms_norm(in[0], maybe(in, 1, weighted), eps, s);
+    if (factor != 1) y = own_multiply(y, array(factor), s);
+    if (!gate) return y;
+    const array sigmoid = own_sigmoid(in.back(), s);
+    return own_multiply(*gate == SILU ? own_multiply(in.back(), sigmoid, s) : sigmoid, y, s);
+  }
   mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder);
-    const bool weighted = in.size() > 1;
+    array x = with_rows(in[0], encoder), gates = gate ? with_rows(in.back(), encoder) : x;
     array weight = weighted ? whole(in[1], encoder) : x;
-    encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
+    encoder.dispatch([self = *this, rows = Rows(x), gates = Rows(gates), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
                       weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
       const int part = 32, parts = (int)((rows.count + part - 1) / part);
       each(parts, shares(rows.count, rows.count * n), [&](int i) {
-        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
-          kernels->rms_norm(rows[row], type, n, weight, weight_type, eps, out + row * bytes, out_type);
+        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++) {
+          char *normed = out + row * bytes;
+          kernels->rms_norm(rows[row], type, n, weight, weight_type, self.eps, self.factor, normed, out_type);
+          if (self.gate) kernels->unary(*self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
+        }
       });
     });
   }
@@ -87,7 +100,7 @@ struct Elementwise {
   bool operator==(const Elementwise &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : own_sigmoid(in[0], s);
+    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : what == SOFTPLUS ? own_logaddexp(in[0], array(0.0f), s) : own_sigmoid(in[0], s);
     if (what == SILU) y = own_multiply(in[0], y, s);
     return in.size() > 1 ? own_multiply(y, in[1], s) : y;
   }
@@ -119,30 +132,42 @@ struct RowSoftmax {
   }
 };
 
-/* Arrays one after the other along an axis, copied in whole pieces; MLX copies number by number. */
+/* Arrays one after the other along an axis, copied in whole pieces; MLX copies number by number. The first and the last
+ * rows of the result may be left out. */
 struct Joined {
   static constexpr const char *name = "FastConcatenate";
-  int axis;
+  int axis, first = 0, last = 0; /* rows that are left out */
   bool operator==(const Joined &) const = default;
 
-  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_concatenate(in, axis, s); }
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array all = own_concatenate(in, axis, s);
+    mx::Shape start(all.ndim(), 0), stop = all.shape();
+    start[axis] = first, stop[axis] -= last;
+    return first + last ? own_slice(all, start, stop, mx::Shape(all.ndim(), 1), s) : all;
+  }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[0].shape();
     for (size_t i = 1; i < in.size(); i++) shape[axis] += in[i].shape(axis);
+    shape[axis] -= first + last;
     return shape;
   }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
     struct Part {
       Rows rows;
-      size_t count, bytes; /* rows that follow each other in the result, and the bytes of one */
+      size_t count, bytes, from, taken; /* rows that follow each other, the bytes of one, and those that the result has */
       bool gapless;
     };
     std::vector<Part> parts;
+    int place = -first, end = out.shape(axis); /* where a part begins in the result, and the last one ends */
     for (const array &a : in) {
+      const int length = a.shape(axis), from = std::max(0, -place), to = std::min(length, end - place);
+      place += length;
+      if (from >= to) continue;
       array x = with_rows(a, encoder);
-      const int last = (int)x.ndim() - 1;
-      Part part{Rows(x), 1, x.itemsize() * x.shape(last), true};
-      for (int i = last - 1; i >= axis; part.count *= x.shape(i--)) part.gapless = part.gapless && (x.shape(i) == 1 || x.strides()[i] == (int64_t)part.count * x.shape(last));
+      const int row = (int)x.ndim() - 1;
+      Part part{Rows(x), 1, x.itemsize() * x.shape(row), 0, 1, true};
+      for (int i = row - 1; i >= axis; part.count *= x.shape(i--)) part.gapless = part.gapless && (x.shape(i) == 1 || x.strides()[i] == (int64_t)part.count * x.shape(row));
+      if (axis < row) part.from = part.count / length * from, part.taken = part.count / length * (to - from);
       parts.push_back(part);
     }
     int count = 1;
@@ -151,8 +176,8 @@ struct Joined {
       each(count, shares(BRIEF_ROWS + 1, count * step / sizeof(float)), [&](int i) {
         char *p = to + i * step;
         for (const Part &part : parts) {
-          const size_t pieces = part.gapless ? 1 : part.count, bytes = part.count / pieces * part.bytes;
-          for (size_t piece = 0; piece < pieces; piece++, p += bytes) memcpy(p, part.rows[i * part.count + piece], bytes);
+          const size_t pieces = part.gapless ? 1 : part.taken, bytes = part.taken / pieces * part.bytes;
+          for (size_t piece = 0; piece < pieces; piece++, p += bytes) memcpy(p, part.rows[i * part.count + part.from + piece], bytes);
         }
       });
     });

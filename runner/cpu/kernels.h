@@ -8,7 +8,7 @@
 
 enum Type { F32, F16, BF16, BOOL };
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
-enum Unary { SIGMOID, SILU, TANH, EXP };
+enum Unary { SIGMOID, SILU, TANH, EXP, SOFTPLUS };
 enum Rule { DECAY, DELTA, WKV, SELECTIVE, LINEAR };
 enum {
   KEYS = 64,    /* of a tile of attention */
@@ -16,6 +16,8 @@ enum {
   QUERIES = 96, /* the most of a call */
   SCANNED = 32, /* rows of a state, the most of a call: with 128 columns, half the first-level cache */
   FEW = 4,      /* rows whose weights are unpacked in registers */
+  FEWEST_TAPS = 2, /* of a convolution */
+  MOST_TAPS = 8,
 };
 
 /* out[order[r]][n] = sum over k of x[r][k] * weight[n][k] + added[order[r]][n], for m rows and n outputs. */
@@ -76,6 +78,14 @@ struct Gates {
   float least, most, bound; /* no bound: 0 */
 };
 
+/* out[r][i] = sum over t of x[r + t * dilation][i] * weight[i][t] + bias[i]: each channel by itself. */
+struct Convolution {
+  int taps, dilation, silu; /* silu: of the sums */
+  size_t n;                 /* channels, at least WIDTH */
+  const float *weight;      /* n rows of `taps` */
+  const float *bias;        /* NULL: none */
+};
+
 struct Kernels {
   int width; /* of a vector, in float32 numbers */
   void (*take)(const Product &, const void *row, int type, float *out);
@@ -83,12 +93,13 @@ struct Kernels {
   void (*unpack)(const Product &, size_t row, float *out);
   void (*weigh)(const Product &, float *scratch); /* out[r][k] = sum over n of x[r][n] * weight[n][k] */
   void (*attend)(const Attention &, int batch, int kv_head, int from, int to, float *scratch);
-  void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, void *out, int out_type);
+  void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, void *out, int out_type);
   void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
   void (*unary)(int what, const float *x, const float *factor, float *out, size_t n);
   void (*scan)(const Scan &, int batch, int head, int from, int to, float *scratch);
   void (*gates)(const Gates &, const float *x, float *decays, float *steps);
   void (*softmax)(const float *x, float *out, size_t n);
+  void (*convolve)(const Convolution &, const float *const *x, size_t rows, float *out);
   void (*to_float)(const void *x, int type, size_t n, float *out);
   void (*from_float)(const float *x, size_t n, void *out, int type);
 };

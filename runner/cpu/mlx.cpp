@@ -6,6 +6,7 @@
  * one exact version, so `kernels_use` compares versions before anything else; until it succeeds, every function calls
  * libmlx's. */
 #include "attention.h"
+#include "convolutions.h"
 #include "functions.h"
 #include "products.h"
 #include "recurrences.h"
@@ -33,23 +34,55 @@ const PackedProduct *product_of(const array &a) {
 }
 bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
 
-/* x * sigmoid(x), silu(x) * y, and that of two products of the same rows, as one operation; nothing for anything else.
- * The operations that it replaces are computed only if something else asks for them. */
-Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
-  if (!kernels || !alike(a, b)) return std::nullopt;
-  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) return function(SILU, a, s);
-  if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
-  const array &gate = a.inputs()[0];
-  auto *first = product_of(gate), *second = product_of(b);
-  if (!first || !second || !(first->packing == second->packing) || first->asked != second->asked || gate.inputs()[0].id() != b.inputs()[0].id())
-    return make(s, Elementwise{SILU}, mx::float32, {gate, b});
-  Arrays inputs = gate.inputs();
-  inputs.insert(inputs.end(), b.inputs().begin() + 1, b.inputs().end());
-  return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
+/* A number that a graph has as a constant. */
+std::optional<float> constant(const array &a) {
+  return a.ndim() == 0 && a.dtype() == mx::float32 && !a.has_primitive() && a.is_available() ? std::optional(*a.data<float>()) : std::nullopt;
 }
 
-/* The sum of a product and a residual as one operation. */
+/* The norms of `rows` times a number; nothing for anything else. */
+Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) {
+  auto *norm = operation_of<NormedRows>(rows);
+  const auto factor = constant(number);
+  if (!factor || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  return make(s, NormedRows{norm->eps, norm->weighted, *factor}, mx::float32, rows.inputs());
+}
+
+/* x * sigmoid(x); silu(x) or sigmoid(x) times y, also where y is a norm; silu(x) * y of two products of the same rows: as
+ * one operation; nothing for anything else. The operations that it replaces are computed only if something else asks for
+ * them. */
+Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!kernels) return std::nullopt;
+  if (auto scaled = a.ndim() ? scaled_norm(b, a, s) : scaled_norm(a, b, s)) return scaled;
+  if (!alike(a, b) || !serves(s, a)) return std::nullopt;
+  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id()) {
+    auto *convolved = operation_of<Convolved>(a);
+    return convolved && !convolved->silu ? make(s, Convolved{convolved->dilation, convolved->parts, convolved->biased, true}, mx::float32, a.inputs()) : function(SILU, a, s);
+  }
+  const bool first = is_function(a, SILU) || is_function(a, SIGMOID), second = is_function(b, SILU) || is_function(b, SIGMOID);
+  if (!first && !second) return std::nullopt;
+  const array &of_gate = first ? a : b, &value = first ? b : a, &gate = of_gate.inputs()[0];
+  const int what = operation_of<Elementwise>(of_gate)->what;
+  if (auto *norm = operation_of<NormedRows>(value); norm && norm->plain()) {
+    Arrays inputs = value.inputs();
+    inputs.push_back(gate);
+    return make(s, NormedRows{norm->eps, norm->weighted, 1, what}, mx::float32, std::move(inputs));
+  }
+  auto *of_gates = product_of(gate), *of_values = product_of(value);
+  if (what != SILU || !of_gates || !of_values || !(of_gates->packing == of_values->packing) || of_gates->asked != of_values->asked || gate.inputs()[0].id() != value.inputs()[0].id())
+    return make(s, Elementwise{what}, mx::float32, {gate, value});
+  Arrays inputs = gate.inputs();
+  inputs.insert(inputs.end(), value.inputs().begin() + 1, value.inputs().end());
+  return make(s, PackedProduct{of_gates->packing, of_gates->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
+}
+
+/* The sum of a product and a residual, or of a convolution and its bias, as one operation. */
 Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
+  auto *convolved = operation_of<Convolved>(a);
+  if (convolved && !convolved->biased && !convolved->silu && b.dtype() == mx::float32 && b.ndim() == 1 && b.shape(0) == a.shape(-1) && serves(s, a)) {
+    Arrays inputs = a.inputs();
+    inputs.push_back(b);
+    return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
+  }
   if (!kernels || !alike(a, b) || !serves(s, a)) return std::nullopt;
   const array &product = product_of(b) ? b : a;
   if (!product_of(product)) return std::nullopt;
@@ -138,6 +171,9 @@ EXPORT array tanh(const array &x, StreamOrDevice s) {
 EXPORT array exp(const array &x, StreamOrDevice s) {
   return kernels && x.dtype() == float32 && serves(s, x) ? function(EXP, x, s) : own_exp(x, s);
 }
+EXPORT array logaddexp(const array &a, const array &b, StreamOrDevice s) {
+  return kernels && a.dtype() == float32 && constant(b) == 0 && serves(s, a) ? function(SOFTPLUS, a, s) : own_logaddexp(a, b, s);
+}
 EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_product(a, b, s);
   return fused ? *fused : own_multiply(a, b, s);
@@ -149,16 +185,42 @@ EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
 EXPORT array concatenate(std::vector<array> arrays, int axis, StreamOrDevice s) {
   const int ndim = arrays.empty() ? 0 : (int)arrays[0].ndim(), along = axis < 0 ? axis + ndim : axis;
   bool fits = kernels && ndim >= 1 && ndim <= MOST_AXES && along >= 0 && along < ndim;
-  size_t bytes = 0;
-  for (size_t i = 0; fits && i < arrays.size(); bytes += arrays[i++].nbytes()) {
+  for (size_t i = 0; fits && i < arrays.size(); i++) {
     auto shape = arrays[i].shape();
     if ((int)shape.size() == ndim) shape[along] = arrays[0].shape(along);
     fits = shape == arrays[0].shape() && arrays[i].dtype() == arrays[0].dtype() && serves(s, arrays[i]);
   }
-  if (!fits || arrays.size() < 2 || bytes < WORTH_JOINING) return own_concatenate(std::move(arrays), axis, s);
+  if (!fits || arrays.size() < 2) return own_concatenate(std::move(arrays), axis, s);
   const Dtype type = arrays[0].dtype();
   return make(s, Joined{along}, type, std::move(arrays));
 }
+EXPORT array conv1d(const array &x, const array &weight, int stride, int padding, int dilation, int groups, StreamOrDevice s) {
+  const bool fits = kernels && stride == 1 && padding == 0 && Convolved::fits(x, weight, dilation, groups) && serves(s, x);
+  if (!fits) return own_conv1d(x, weight, stride, padding, dilation, groups, s);
+  auto *joined = operation_of<Joined>(x);
+  Arrays inputs = joined && *joined == Joined{1} ? x.inputs() : Arrays{x};
+  const size_t parts = inputs.size();
+  inputs.push_back(weight);
+  return make(s, Convolved{dilation, parts}, float32, std::move(inputs));
+}
+EXPORT array conv_general(array x, array weight, Ints stride, Ints before, Ints after, Ints dilation, Ints spread, int groups, bool flip, StreamOrDevice s) {
+  auto all = [](const Ints &numbers, int number) { return std::ranges::all_of(numbers, [&](int each) { return each == number; }); };
+  const bool fits = x.ndim() == 3 && all(stride, 1) && all(before, 0) && all(after, 0) && all(dilation, 1) && all(spread, 1) && !flip;
+  return fits ? conv1d(x, weight, 1, 0, 1, groups, s) : own_conv_general(std::move(x), std::move(weight), stride, before, after, dilation, spread, groups, flip, s);
+}
+/* Few rows of joined ones, the state of a convolution, are joined by themselves: then nothing may ask for all of them. */
+EXPORT array slice(const array &a, Shape start, Shape stop, Shape strides, StreamOrDevice s) {
+  auto *joined = operation_of<Joined>(a);
+  if (!joined || a.ndim() != 3 || joined->axis != 1 || strides != Shape{1, 1, 1} || start.size() != 3 || stop.size() != 3 || !serves(s, a))
+    return own_slice(a, std::move(start), std::move(stop), std::move(strides), s);
+  Shape from = start, to = stop;
+  for (int i = 0; i < 3; i++)
+    for (auto *place : {&from[i], &to[i]}) *place = std::clamp(*place < 0 ? *place + a.shape(i) : *place, 0, a.shape(i));
+  const int rows = to[1] - from[1];
+  if (from[0] || from[2] || to[0] < a.shape(0) || to[2] < a.shape(2) || rows < 1 || rows > (int)STATE_ROWS) return own_slice(a, std::move(start), std::move(stop), std::move(strides), s);
+  return make(s, Joined{1, joined->first + from[1], joined->last + a.shape(1) - to[1]}, a.dtype(), a.inputs());
+}
+EXPORT array contiguous(const array &a, bool columns, StreamOrDevice s) { return operation_of<Joined>(a) && serves(s, a) ? a : own_contiguous(a, columns, s); }
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
   bool fits = kernels && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
   return fits ? make(s, RowSoftmax{}, float32, {x}) : own_softmax(x, axes, precise, s);
@@ -171,7 +233,7 @@ EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDe
     return own_rms_norm(x, weight, eps, s);
   Arrays inputs = {x};
   if (weight) inputs.push_back(*weight);
-  return make(s, NormedRows{eps}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
+  return make(s, NormedRows{eps, weight.has_value()}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array rope(const array &x, int dims, bool traditional, std::optional<float> base, float scale, const array &offset, const Maybe &freqs, StreamOrDevice s) {

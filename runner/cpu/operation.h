@@ -40,7 +40,7 @@ int64_t calls = 0;
 enum : size_t {
   UNPACKED = 96 * 1024,   /* weights unpacked at a time: with a thread's rows of x, they fit into a second-level cache */
   WORTH_SHARING = 150000, /* multiplications */
-  WORTH_JOINING = 1 << 14, /* bytes of a result */
+  STATE_ROWS = 16,        /* of joined ones that are copied, at most, rather than kept with all others */
   BRIEF_ROWS = 8,         /* those of answers */
   ROWS_AT_ONCE = 96,      /* for which packed values are unpacked once */
   LINE = 64,              /* bytes, of the cache */
@@ -242,6 +242,9 @@ template <typename F> F *libmlx(F *exported) {
 }
 
 using RopeFromArray = array(const array &, int, bool, std::optional<float>, float, const array &, const Maybe &, mx::StreamOrDevice);
+using Ints = std::vector<int>;
+using ConvolvedGenerally = array(array, array, Ints, Ints, Ints, Ints, Ints, int, bool, mx::StreamOrDevice);
+using SliceOf = array(const array &, mx::Shape, mx::Shape, mx::Shape, mx::StreamOrDevice);
 using JoinedAlong = array(std::vector<array>, int, mx::StreamOrDevice);
 using SoftmaxOfAxes = array(const array &, const std::vector<int> &, bool, mx::StreamOrDevice);
 
@@ -251,8 +254,13 @@ const auto own_dequantize = libmlx(&mx::dequantize);
 const auto own_sigmoid = libmlx(&mx::sigmoid);
 const auto own_tanh = libmlx(&mx::tanh);
 const auto own_exp = libmlx(&mx::exp);
+const auto own_logaddexp = libmlx(&mx::logaddexp);
 const auto own_multiply = libmlx(&mx::multiply);
 const auto own_add = libmlx(&mx::add);
+const auto own_conv1d = libmlx(&mx::conv1d);
+const auto own_conv_general = libmlx((ConvolvedGenerally *)&mx::conv_general);
+const auto own_slice = libmlx((SliceOf *)&mx::slice);
+const auto own_contiguous = libmlx(&mx::contiguous);
 const auto own_concatenate = libmlx((JoinedAlong *)&mx::concatenate);
 const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);

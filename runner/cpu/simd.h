@@ -751,8 +751,9 @@ void attend(const Attention &a, int batch, int kv_head, int from, int to, float 
 
 /* --- Rows of numbers */
 
-/* As MLX: the mean in float32, and the product rounded to the type of the result before it is multiplied by the weight. */
-void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, void *out, int out_type) {
+/* As MLX: the mean in float32, and the product rounded to the type of the result before it is multiplied by the weight,
+ * and all that by `scale`. */
+void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, void *out, int out_type) {
   V sums[4] = {};
   size_t i = 0;
   float room[4 * WIDTH];
@@ -768,7 +769,7 @@ void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_
   if (type == F32 && out_type == F32 && (weight_type == F32 || !weight))
     for (; i + WIDTH <= n; i += WIDTH) {
       V y = load((const float *)x + i) * factor;
-      store((float *)out + i, weight ? y * load((const float *)weight + i) : y);
+      store((float *)out + i, (weight ? y * load((const float *)weight + i) : y) * scale);
     }
   for (; i < n; i++) {
     float y = get(x, type, i) * factor;
@@ -776,7 +777,7 @@ void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_
       uint16_t rounded = half_of(y, out_type);
       y = get(&rounded, out_type, 0);
     }
-    put(out, out_type, i, weight ? y * get(weight, weight_type, i) : y);
+    put(out, out_type, i, (weight ? y * get(weight, weight_type, i) : y) * scale);
   }
 }
 
@@ -805,10 +806,18 @@ INLINE V sigmoid(V x) {
   return (x < 0 ? e : all(1.0f)) / (1.0f + e);
 }
 
+/* log(1 + exp(x)) = max(x, 0) + log(1 + e), e of -|x|; and log(1 + e) = 2 atanh(e / (2 + e)), of at most 1/3. */
+INLINE V softplus(V x) {
+  V e = exponential(x < 0 ? x : -x), y = e / (2.0f + e), square = y * y, sum = all(1.0f / 15);
+  UNROLLED for (int n = 13; n > 0; n -= 2) sum = sum * square + 1.0f / n;
+  return larger(x, V{}) + 2.0f * y * sum;
+}
+
 INLINE V applied(int what, V x) {
   if (what == SIGMOID) return sigmoid(x);
   if (what == SILU) return x * sigmoid(x);
   if (what == EXP) return exponential(x);
+  if (what == SOFTPLUS) return softplus(x);
   V doubled = sigmoid(2.0f * x); /* tanh(x) = 2 sigmoid(2 x) - 1, which loses digits near 0: x - x^3/3 + 2 x^5/15 there */
   V square = x * x, near = x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315))));
   return square < 0.01f ? near : 2.0f * doubled - 1.0f;
@@ -853,9 +862,29 @@ void softmax(const float *x, float *out, size_t n) {
   for (; i < n; i++) out[i] *= factor;
 }
 
+/* Vector by vector of channels, so that the weights of one stay in registers for all rows. */
+template <int TAPS> __attribute__((noinline)) void convolve_rows(const Convolution &a, const float *const *x, size_t rows, float *out) {
+  for (size_t i = 0; i < a.n; i += WIDTH) {
+    const size_t at = least(i, a.n - WIDTH); /* the last vector: some channels once more */
+    V weights[TAPS], bias = a.bias ? load(a.bias + at) : V{};
+    UNROLLED for (int t = 0; t < TAPS; t++) UNROLLED for (int j = 0; j < WIDTH; j++) weights[t][j] = a.weight[(at + j) * TAPS + t];
+    for (size_t row = 0; row < rows; row++) {
+      V sum = load(x[row] + at) * weights[0];
+      UNROLLED for (int t = 1; t < TAPS; t++) sum += load(x[row + t * a.dilation] + at) * weights[t];
+      if (a.bias) sum += bias;
+      store(out + row * a.n + at, a.silu ? applied(SILU, sum) : sum);
+    }
+  }
+}
+
+void convolve(const Convolution &a, const float *const *x, size_t rows, float *out) {
+  constexpr decltype(&convolve_rows<2>) by_taps[] = {convolve_rows<2>, convolve_rows<3>, convolve_rows<4>, convolve_rows<5>, convolve_rows<6>, convolve_rows<7>, convolve_rows<8>};
+  by_taps[a.taps - FEWEST_TAPS](a, x, rows, out);
+}
+
 }  // namespace
 
 #include "scans.h"
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, scan, gates, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, scan, gates, softmax, convolve, to_float, from_float};

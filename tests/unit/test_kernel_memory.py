@@ -72,13 +72,21 @@ class _Gates(ctypes.Structure):
 
 _FUNCTIONS = (
     *("take", "product", "unpack", "weigh", "attend", "rms_norm", "rope", "unary", "scan", "gates", "softmax"),
-    *("to_float", "from_float"),
+    *("convolve", "to_float", "from_float"),
 )
 _CODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 
 class _Kernels(ctypes.Structure):
     _fields_ = (("width", ctypes.c_int), *((name, ctypes.c_void_p) for name in _FUNCTIONS))
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("taps", "dilation", "silu")),
+        ("n", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+    )
 
 
 class Guarded:
@@ -128,6 +136,11 @@ def check_bounds(table: _Kernels) -> None:
         vectors = [floats(-(-n // table.width) * table.width) for _ in range(2)]
         for steps in (None, floats(n)):
             call("gates", ctypes.byref(_Gates(n, *vectors, -1, 1, bound)), *map(pointer, (floats(n), floats(n), steps)))
+    for taps, dilation, channels, rows, bias in product((2, 4, 8), (1, 2), (16, 17, 33), (1, 3), (0, 1)):
+        read = np.array([floats(channels) for _ in range(rows + (taps - 1) * dilation)], np.uint64)
+        weights = floats(channels, taps), floats(channels) if bias else None
+        one = ctypes.byref(_Convolution(taps, dilation, bias, channels, *weights))
+        call("convolve", one, pointer(at(read)), size(rows), pointer(floats(rows, channels)))
     for kind, item in ((0, np.float32), (1, np.uint16), (2, np.uint16)):
 
         def row(*shape: int, item: type = item) -> ctypes.c_void_p:
@@ -136,8 +149,8 @@ def check_bounds(table: _Kernels) -> None:
         for n in (1, 7, 8, 9, 33, 70):
             call("to_float", row(n), kind, size(n), pointer(floats(n)))
             call("from_float", pointer(floats(n)), size(n), row(n), kind)
-            call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), row(n), kind)
-            for what, factor in product(range(4), (None, floats(n))):
+            call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), number(1), row(n), kind)
+            for what, factor in product(range(5), (None, floats(n))):
                 call("unary", what, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
         for (rule, channels), (rows, k), tokens in product(SCANS, ((5, 20), (8, 16), (31, 3)), (0, 1, 3)):
@@ -267,7 +280,7 @@ import sys, pytest
 from runner import cpu
 cpu.__file__ = sys.argv[1]
 words = ["-q", "-p", "no:xdist", f"--basetemp={sys.argv[3]}", "-k", "not other_widths and not sanitizer"]
-files = [f"tests/unit/test_{name}.py" for name in ("kernels", "scans", "kernel_memory")]
+files = [f"tests/unit/test_{name}.py" for name in ("kernels", "convolutions", "scans", "kernel_memory")]
 status = pytest.main([*words, *files])
 assert sys.argv[2] in open("/proc/self/maps").read()
 sys.exit(status)

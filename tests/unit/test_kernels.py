@@ -383,6 +383,35 @@ def test_norms_are_those_of_mlx(dtype: str, width: int) -> None:
         assert_as_mlx(partial(mx.fast.rms_norm, x, weight, 1e-5), FLOATS[dtype])
 
 
+NORMED: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
+    "a number": lambda norm, _: 0.3 * norm,
+    "a number behind it": lambda norm, _: norm * mx.array(0.3),
+    "silu": lambda norm, z: (z * mx.sigmoid(z)) * norm,
+    "silu behind it": lambda norm, z: norm * (z * mx.sigmoid(z)),
+    "a gate": lambda norm, z: norm * mx.sigmoid(z),
+}
+"""What a norm is multiplied by."""
+
+
+@pytest.mark.parametrize("form", NORMED)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_a_norm_is_multiplied_by_is_computed_with_it_to_the_same_bits(form: str, weighted: bool) -> None:
+    weight = made(70, seed=1) if weighted else None
+    x, z = made(40, 2, 70).swapaxes(0, 1), made(2, 40, 90, seed=2)[..., 5:75]
+    mx.eval(x, z)
+    before = calls()
+    fused = NORMED[form](mx.fast.rms_norm(x, weight, 1e-5), z)
+    mx.eval(fused)
+    assert calls() == before + 1
+    norm = mx.fast.rms_norm(x, weight, 1e-5)
+    mx.eval(norm)
+    assert mx.array_equal(fused, NORMED[form](norm, z))
+    assert_close(fused, wide(by_mlx(lambda: NORMED[form](mx.fast.rms_norm(x, weight, 1e-5), z))), 2e-6)
+    for others in (z[:1, :1], z[0, 0, 0], mx.exp(z[0, 0, 0]), 2 * mx.fast.rms_norm(z, None, 1e-5)):
+        twice = NORMED[form](0.5 * mx.fast.rms_norm(x, weight, 1e-5), z) * others
+        assert_close(twice, wide(0.5 * fused) * wide(others), 2e-6)
+
+
 PERIODS = mx.array(np.random.default_rng(0).uniform(1, 1e4, 32).astype(np.float32))
 TURN: dict[str, Any] = {"dims": 64, "traditional": False, "base": 1e4, "scale": 1.0, "offset": 5}
 TURNS: dict[str, dict[str, Any]] = {
@@ -406,10 +435,14 @@ FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "sigmoid": mx.sigmoid,
     "tanh": mx.tanh,
     "exp": mx.exp,
+    "softplus": lambda x: mx.logaddexp(x, 0),
     "silu": lambda x: x * mx.sigmoid(x),
     "silu, the other way round": lambda x: mx.sigmoid(x) * x,
     "gated": lambda x: (x * mx.sigmoid(x)) * (x + 1),
     "gated in columns": lambda x: (x * mx.sigmoid(x)) * mx.contiguous((x + 1).T).T,
+    "a gate": lambda x: (x + 1) * mx.sigmoid(x),
+    "a gate before it": lambda x: mx.sigmoid(x) * (x + 1),
+    "gated before it": lambda x: (x + 1) * (x * mx.sigmoid(x)),
     "softmax": lambda x: mx.softmax(x, axis=-1),
     "softmax of parts of rows": lambda x: mx.softmax(x[:, 1:], axis=-1, precise=True),
 }
@@ -419,7 +452,7 @@ FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
 def test_functions_are_those_of_mlx(name: str) -> None:
     """Numbers beyond all others, too."""
     numbers = [4 * made(3, width + 1) for width in (1, 7, 1003)]
-    for x in (*numbers, *[mx.array(SPECIAL)] * (name in ("sigmoid", "tanh", "exp"))):
+    for x in (*numbers, *[mx.array(SPECIAL)] * (name in ("sigmoid", "tanh", "exp", "softplus"))):
         compute = partial(FUNCTIONS[name], x)
         found, wanted = by_kernels(compute), by_mlx(compute)
         special = x.ndim == 1
@@ -497,7 +530,8 @@ def test_gradients_are_those_of_mlx() -> None:
         y = packing.times(mx.fast.rms_norm(x, weight, 1e-5), parts)
         gated = (y * mx.sigmoid(y)) * packing.times(x, parts)
         joined = mx.concatenate([gated + packing.times(x, parts)] * 40, axis=1)
-        return joined.square().mean()
+        normed = 0.5 * mx.fast.rms_norm(y, None, 1e-5) + mx.fast.rms_norm(y, None, 1e-5) * mx.sigmoid(y)
+        return joined.square().mean() + (normed * (y * mx.sigmoid(y))).mean()
 
     gradient = mx.grad(loss, argnums=(0, 1))
     for found, wanted in zip(gradient(x, weight), by_mlx(lambda: gradient(x, weight)), strict=True):
@@ -510,10 +544,10 @@ OTHERS: dict[str, Callable[[], mx.array]] = {
     "sigmoid of halves": lambda: mx.sigmoid(X.astype(mx.float16)),
     "softmax of columns": lambda: mx.softmax(X, axis=0),
     "nothing": lambda: mx.fast.rms_norm(X[:0], None, 1e-5),
-    "a short join": lambda: mx.concatenate([X, X]),
     "a join with nothing": lambda: mx.concatenate([mx.zeros((64, 128)), X[:0]]),
     "a join of two types": lambda: mx.concatenate([mx.zeros((64, 128)), mx.zeros((64, 128), mx.float16)]),
     "a join of one": lambda: mx.concatenate([mx.zeros((64, 128))]),
+    "another logarithm of a sum": lambda: mx.logaddexp(X, 1),
     "complex numbers": lambda: mx.exp(X.astype(mx.complex64)),
 }
 
