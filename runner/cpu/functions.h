@@ -26,6 +26,27 @@ struct NormedRows {
   }
 };
 
+struct CentredRows {
+  static constexpr const char *name = "FastLayerNorm";
+  float eps;
+  bool weight, bias;
+  bool operator==(const CentredRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_layer_norm(in[0], maybe(in, 1, weight), maybe(in, in.size() - 1, bias), eps, s); }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    const float *weights = weight ? whole(in[1], encoder).data<float>() : nullptr, *biases = bias ? whole(in.back(), encoder).data<float>() : nullptr;
+    encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), weights, biases, out = out.data<float>()] {
+      const int part = 32, parts = (int)((rows.count + part - 1) / part);
+      each(parts, shares(rows.count, rows.count * n), [&](int i) {
+        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
+          kernels->layer_norm((const float *)rows[row], n, weights, biases, eps, out + row * n);
+      });
+    });
+  }
+};
+
 /* The cosines and sines of one forward: made once for all its layers that turn alike. */
 struct Angles {
   int half = 0, length = 0;
@@ -81,25 +102,37 @@ struct TurnedRows {
   }
 };
 
+/* A function of each number, times a factor if there is a second input. */
 struct Elementwise {
   static constexpr const char *name = "FastFunction";
-  int what;
+  static constexpr bool in_place = true;
+  Formula formula;
   bool operator==(const Elementwise &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : own_sigmoid(in[0], s);
-    if (what == SILU) y = own_multiply(in[0], y, s);
-    return in.size() > 1 ? own_multiply(y, in[1], s) : y;
+    Arrays made = {in[0]};
+    for (int i = 0; i < formula.count; i++) {
+      const Step &step = formula.steps[i];
+      auto input = [&](int place) { return place == CONSTANT ? array(step.constant) : made[place]; };
+      if (step.what < ADD) {
+        const auto own = std::array{own_sigmoid, own_tanh, own_exp, own_expm1, own_erf}[step.what];
+        made.push_back(own(input(step.first), s));
+      } else {
+        const auto own = std::array{own_add, own_subtract, own_multiply, own_divide, own_maximum, own_minimum}[step.what - ADD];
+        made.push_back(own(input(step.first), input(step.second), s));
+      }
+    }
+    return in.size() > 1 ? own_multiply(made.back(), in[1], s) : made.back();
   }
   mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
     array x = whole(in[0], encoder);
     const float *factor = in.size() > 1 ? whole(in[1], encoder).data<float>() : nullptr;
-    encoder.dispatch([what = what, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
+    encoder.dispatch([formula = formula, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
       const size_t part = 1 << 14; /* a multiple of every width */
       each((int)((n + part - 1) / part), n > part && many > 1 ? WHOLLY : ALONE, [&](int i) {
         const size_t from = i * part;
-        kernels->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
+        kernels->apply(formula, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
       });
     });
   }

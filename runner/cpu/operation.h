@@ -171,7 +171,8 @@ uint32_t matrices_of(const array &a) { return a.size() / ((size_t)a.shape(-1) * 
 array with_matrices(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, matrix_stride(a).has_value(), encoder); }
 array with_rows(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, has_rows(a), encoder); }
 
-/* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. */
+/* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. If it
+ * has `in_place`, the result may take the place of the first input, which is as large. */
 template <typename Operation> class Fast : public mx::Primitive {
  public:
   const Operation operation;
@@ -180,7 +181,8 @@ template <typename Operation> class Fast : public mx::Primitive {
   const char *name() const override { return Operation::name; }
   void eval_cpu(const Arrays &in, Arrays &out) override {
     calls++;
-    allocate(out[0]);
+    if (requires { Operation::in_place; } && in[0].is_donatable() && in[0].flags().row_contiguous) out[0].copy_shared_buffer(in[0]);
+    else allocate(out[0]);
     operation.run(in, out[0], mx::cpu::get_command_encoder(stream()));
   }
   void eval_gpu(const Arrays &, Arrays &) override { throw std::runtime_error("This operation was made for a CPU stream."); }
@@ -233,12 +235,23 @@ const auto own_gather_qmm = libmlx(&mx::gather_qmm);
 const auto own_dequantize = libmlx(&mx::dequantize);
 const auto own_sigmoid = libmlx(&mx::sigmoid);
 const auto own_tanh = libmlx(&mx::tanh);
+const auto own_expm1 = libmlx(&mx::expm1);
 const auto own_exp = libmlx(&mx::exp);
 const auto own_multiply = libmlx(&mx::multiply);
 const auto own_add = libmlx(&mx::add);
+const auto own_subtract = libmlx(&mx::subtract);
+const auto own_divide = libmlx(&mx::divide);
+const auto own_maximum = libmlx(&mx::maximum);
+const auto own_minimum = libmlx(&mx::minimum);
+const auto own_clip = libmlx(&mx::clip);
+const auto own_negative = libmlx(&mx::negative);
+const auto own_square = libmlx(&mx::square);
+const auto own_power = libmlx(&mx::power);
+const auto own_erf = libmlx(&mx::erf);
 const auto own_concatenate = libmlx((JoinedAlong *)&mx::concatenate);
 const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
+const auto own_layer_norm = libmlx(&mx::fast::layer_norm);
 const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
 const auto own_attention = libmlx(&mx::fast::scaled_dot_product_attention);
 
