@@ -26,6 +26,7 @@ import mlx_lm.models  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 from runner.model.architectures import ENCODERS
+from runner.model.dbrx import mend_dbrx
 from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
 
@@ -144,9 +145,11 @@ def _names(name: str) -> frozenset[str]:
 def module_of(name: str) -> ModuleType:
     """The module of an architecture. Raises ImportError when it cannot be imported."""
     try:
-        return importlib.import_module(f"mlx_lm.models.{name}")
+        module = importlib.import_module(f"mlx_lm.models.{name}")
     except SystemExit as error:
         raise ImportError(f"{name} ends the process when it is imported") from error
+    mend_dbrx(module)
+    return module
 
 
 def weight(path: str, fresh: mx.array) -> mx.array:
