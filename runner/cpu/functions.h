@@ -4,26 +4,43 @@
 
 namespace {
 
+/* A function of numbers by libmlx's operations. */
+array computed(const Formula &formula, const array &x, mx::StreamOrDevice s) {
+  Arrays made = {x};
+  for (int i = 0; i < formula.count; i++) {
+    const Step &step = formula.steps[i];
+    auto input = [&](int place) { return place == CONSTANT ? array(step.constant) : made[place]; };
+    if (step.what == SOFTPLUS) {
+      made.push_back(own_logaddexp(input(step.first), array(0.0f), s));
+    } else if (step.what < ADD) {
+      const auto own = std::array{own_sigmoid, own_tanh, own_exp, own_expm1, own_erf}[step.what];
+      made.push_back(own(input(step.first), s));
+    } else {
+      const auto own = std::array{own_add, own_subtract, own_multiply, own_divide, own_maximum, own_minimum}[step.what - ADD];
+      made.push_back(own(input(step.first), input(step.second), s));
+    }
+  }
+  return made.back();
+}
+
 /* Norms of rows, times a weight, a number, and a function of another array. */
 struct NormedRows {
   static constexpr const char *name = "FastRMSNorm";
   float eps;
   bool weighted;
   float factor = 1;
-  std::optional<int> gate = std::nullopt; /* the function of the last input */
+  Formula gate{}; /* the function of the last input; no steps: none */
   bool operator==(const NormedRows &) const = default;
 
-  bool plain() const { return factor == 1 && !gate; }
+  bool plain() const { return factor == 1 && !gate.count; }
   array original(const Arrays &in, mx::StreamOrDevice s) const {
     array y = own_rms_norm(in[0], maybe(in, 1, weighted), eps, s);
     if (factor != 1) y = own_multiply(y, array(factor), s);
-    if (!gate) return y;
-    const array sigmoid = own_sigmoid(in.back(), s);
-    return own_multiply(*gate == SILU ? own_multiply(in.back(), sigmoid, s) : sigmoid, y, s);
+    return gate.count ? own_multiply(computed(gate, in.back(), s), y, s) : y;
   }
   mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder), gates = gate ? with_rows(in.back(), encoder) : x;
+    array x = with_rows(in[0], encoder), gates = gate.count ? with_rows(in.back(), encoder) : x;
     array weight = weighted ? whole(in[1], encoder) : x;
     encoder.dispatch([self = *this, rows = Rows(x), gates = Rows(gates), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
                       weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
@@ -32,8 +49,29 @@ struct NormedRows {
         for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++) {
           char *normed = out + row * bytes;
           kernels->rms_norm(rows[row], type, n, weight, weight_type, self.eps, self.factor, normed, out_type);
-          if (self.gate) kernels->unary(*self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
+          if (self.gate.count) kernels->apply(self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
         }
+      });
+    });
+  }
+};
+
+struct CentredRows {
+  static constexpr const char *name = "FastLayerNorm";
+  float eps;
+  bool weight, bias;
+  bool operator==(const CentredRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_layer_norm(in[0], maybe(in, 1, weight), maybe(in, in.size() - 1, bias), eps, s); }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    const float *weights = weight ? whole(in[1], encoder).data<float>() : nullptr, *biases = bias ? whole(in.back(), encoder).data<float>() : nullptr;
+    encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), weights, biases, out = out.data<float>()] {
+      const int part = 32, parts = (int)((rows.count + part - 1) / part);
+      each(parts, shares(rows.count, rows.count * n), [&](int i) {
+        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
+          kernels->layer_norm((const float *)rows[row], n, weights, biases, eps, out + row * n);
       });
     });
   }
@@ -94,25 +132,26 @@ struct TurnedRows {
   }
 };
 
+/* A function of each number, times a factor if there is a second input. */
 struct Elementwise {
   static constexpr const char *name = "FastFunction";
-  int what;
+  static constexpr bool in_place = true;
+  Formula formula;
   bool operator==(const Elementwise &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : what == SOFTPLUS ? own_logaddexp(in[0], array(0.0f), s) : own_sigmoid(in[0], s);
-    if (what == SILU) y = own_multiply(in[0], y, s);
+    array y = computed(formula, in[0], s);
     return in.size() > 1 ? own_multiply(y, in[1], s) : y;
   }
   mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
     array x = whole(in[0], encoder);
     const float *factor = in.size() > 1 ? whole(in[1], encoder).data<float>() : nullptr;
-    encoder.dispatch([what = what, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
+    encoder.dispatch([formula = formula, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
       const size_t part = 1 << 14; /* a multiple of every width */
       each((int)((n + part - 1) / part), n > part && many > 1 ? WHOLLY : ALONE, [&](int i) {
         const size_t from = i * part;
-        kernels->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
+        kernels->apply(formula, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
       });
     });
   }

@@ -162,6 +162,7 @@ template <int MODE> INLINE V with_group(V sum, I in_group, const float *scales, 
 INLINE void put_block(const Product &a, V sums, size_t row, size_t n, size_t to) {
   const size_t at = (a.order ? a.order[row] : row) * a.n + n, count = least(to - n, WIDTH);
   if (count < WIDTH || a.out_type != F32) return put_sums(a, at, (const float *)&sums, count);
+  if (a.bias) sums += load(a.bias + n);
   store((float *)a.out + at, a.added ? sums + load(a.added + at) : sums);
 }
 

@@ -8,7 +8,7 @@
 
 enum Type { F32, F16, BF16, BOOL };
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
-enum Unary { SIGMOID, SILU, TANH, EXP, SOFTPLUS };
+enum What { SIGMOID, TANH, EXP, EXPM1, ERF, SOFTPLUS, ADD, SUBTRACT, MULTIPLY, DIVIDE, LARGER, SMALLER };
 enum Rule { DECAY, DELTA, WKV, SELECTIVE, LINEAR };
 enum {
   KEYS = 64,    /* of a tile of attention */
@@ -18,6 +18,20 @@ enum {
   FEW = 4,      /* rows whose weights are unpacked in registers */
   FEWEST_TAPS = 2, /* of a convolution */
   MOST_TAPS = 8,
+  MOST_STEPS = 12,
+  CONSTANT = -1,
+};
+
+/* A function of one number: each step makes a number from one or two of those before it, or from a constant. */
+struct Step {
+  int what, first, second; /* 0: the number itself; i: what step i - 1 made; CONSTANT */
+  float constant;
+  bool operator==(const Step &) const = default;
+};
+struct Formula {
+  int count;
+  Step steps[MOST_STEPS];
+  bool operator==(const Formula &) const = default;
 };
 
 /* out[order[r]][n] = sum over k of x[r][k] * weight[n][k] + added[order[r]][n], for m rows and n outputs. */
@@ -33,6 +47,7 @@ struct Product {
   int out_type;
   const uint32_t *order; /* NULL: rows of the result stand in the order of x */
   const float *added;    /* as the result, if that is float32; NULL: nothing */
+  const float *bias;     /* of each output; NULL: none */
   size_t ahead;          /* from outputs that are computed to those whose weights are fetched meanwhile */
 };
 
@@ -94,8 +109,9 @@ struct Kernels {
   void (*weigh)(const Product &, float *scratch); /* out[r][k] = sum over n of x[r][n] * weight[n][k] */
   void (*attend)(const Attention &, int batch, int kv_head, int from, int to, float *scratch);
   void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, void *out, int out_type);
+  void (*layer_norm)(const float *x, size_t n, const float *weight, const float *bias, float eps, float *out);
   void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
-  void (*unary)(int what, const float *x, const float *factor, float *out, size_t n);
+  void (*apply)(const Formula &, const float *x, const float *factor, float *out, size_t n);
   void (*scan)(const Scan &, int batch, int head, int from, int to, float *scratch);
   void (*gates)(const Gates &, const float *x, float *decays, float *steps);
   void (*softmax)(const float *x, float *out, size_t n);

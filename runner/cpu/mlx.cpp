@@ -18,15 +18,9 @@
 
 namespace {
 
-array function(int what, const array &x, mx::StreamOrDevice s) { return make(s, Elementwise{what}, mx::float32, {x}); }
-
 template <typename Operation> const Operation *operation_of(const array &a) {
   auto *fast = a.has_primitive() ? dynamic_cast<const Fast<Operation> *>(&a.primitive()) : nullptr;
   return fast ? &fast->operation : nullptr;
-}
-bool is_function(const array &a, int what) {
-  auto *function = operation_of<Elementwise>(a);
-  return function && function->what == what && a.inputs().size() == 1;
 }
 const PackedProduct *product_of(const array &a) {
   auto *product = operation_of<PackedProduct>(a);
@@ -34,61 +28,129 @@ const PackedProduct *product_of(const array &a) {
 }
 bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
 
-/* A number that a graph has as a constant. */
-std::optional<float> constant(const array &a) {
-  return a.ndim() == 0 && a.dtype() == mx::float32 && !a.has_primitive() && a.is_available() ? std::optional(*a.data<float>()) : std::nullopt;
+/* The one number of an array that is known while a graph is built, and that has no more axes than `other`. */
+std::optional<float> constant_of(const array &a, const array &other) {
+  if (a.size() != 1 || a.ndim() > other.ndim() || a.dtype() != mx::float32 || a.has_primitive() || a.is_tracer() || !a.is_available()) return std::nullopt;
+  return *a.data<float>();
 }
+
+/* An array as a function of another one, or of itself: operations on single numbers are joined while a graph is built, and
+ * those in between are computed only if something else asks for them. */
+struct Function {
+  array x;
+  Formula formula{};
+
+  static Function of(const array &a) {
+    auto *known = operation_of<Elementwise>(a);
+    return known && a.inputs().size() == 1 ? Function{a.inputs()[0], known->formula} : Function{a};
+  }
+  int last() const { return formula.count; }
+  /* The place of what a step makes, which is taken once; 0 if there is no room for it. */
+  int take(Step step) {
+    if ((step.what == ADD || step.what == MULTIPLY) && step.first > step.second) std::swap(step.first, step.second);
+    for (int i = 0; i < formula.count; i++)
+      if (formula.steps[i] == step) return i + 1;
+    if (formula.count == MOST_STEPS) return 0;
+    formula.steps[formula.count++] = step;
+    return formula.count;
+  }
+  /* Takes the steps of another function of the same array: the place of its result; nothing if there is no room. */
+  std::optional<int> take(const Function &other) {
+    int places[MOST_STEPS + 1] = {0};
+    for (int i = 0; i < other.formula.count; i++) {
+      Step step = other.formula.steps[i];
+      if (step.first != CONSTANT) step.first = places[step.first];
+      if (step.second != CONSTANT) step.second = places[step.second];
+      if (!(places[i + 1] = take(step))) return std::nullopt;
+    }
+    return places[other.formula.count];
+  }
+  array result(mx::StreamOrDevice s, const Maybe &factor = std::nullopt) const {
+    Arrays inputs = {x};
+    if (factor) inputs.push_back(*factor);
+    return make(s, Elementwise{formula}, mx::float32, std::move(inputs));
+  }
+};
+
+/* A function of `a` and of a constant, the first of the two unless `turned`. */
+Maybe with_constant(int what, const array &a, float constant, bool turned, mx::StreamOrDevice s) {
+  if (a.dtype() != mx::float32 || !serves(s, a)) return std::nullopt;
+  Function f = Function::of(a);
+  if (f.last() == MOST_STEPS) f = {a};
+  return f.take(turned ? Step{what, CONSTANT, f.last(), constant} : Step{what, f.last(), CONSTANT, constant}) == f.last() ? Maybe(f.result(s)) : std::nullopt;
+}
+
+/* A function of one array, for two that are functions of it, or of an array and a constant; nothing for anything else. */
+Maybe function(int what, const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!kernels) return std::nullopt;
+  if (auto constant = constant_of(b, a)) return with_constant(what, a, *constant, false, s);
+  if (auto constant = constant_of(a, b)) return with_constant(what, b, *constant, true, s);
+  if (!alike(a, b) || !serves(s, a)) return std::nullopt;
+  Function f = Function::of(a), g = Function::of(b);
+  if (f.x.id() == b.id()) g = {b};
+  if (g.x.id() == a.id()) f = {a};
+  if (f.x.id() != g.x.id()) return std::nullopt;
+  const int first = f.last();
+  auto second = f.take(g);
+  return second && f.take({what, first, *second, 0}) == f.last() ? Maybe(f.result(s)) : std::nullopt;
+}
+Maybe function(int what, const array &a, mx::StreamOrDevice s) { return kernels ? with_constant(what, a, 0, false, s) : std::nullopt; }
 
 /* The norms of `rows` times a number; nothing for anything else. */
 Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) {
   auto *norm = operation_of<NormedRows>(rows);
-  const auto factor = constant(number);
+  const auto factor = constant_of(number, rows);
   if (!factor || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
   return make(s, NormedRows{norm->eps, norm->weighted, *factor}, mx::float32, rows.inputs());
 }
 
-/* x * sigmoid(x); silu(x) or sigmoid(x) times y, also where y is a norm; silu(x) * y of two products of the same rows: as
- * one operation; nothing for anything else. The operations that it replaces are computed only if something else asks for
- * them. */
-Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
-  if (!kernels) return std::nullopt;
-  if (auto scaled = a.ndim() ? scaled_norm(b, a, s) : scaled_norm(a, b, s)) return scaled;
-  if (!alike(a, b) || !serves(s, a)) return std::nullopt;
-  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id()) {
-    auto *convolved = operation_of<Convolved>(a);
-    return convolved && !convolved->silu ? make(s, Convolved{convolved->dilation, convolved->parts, convolved->biased, true}, mx::float32, a.inputs()) : function(SILU, a, s);
-  }
-  const bool first = is_function(a, SILU) || is_function(a, SIGMOID), second = is_function(b, SILU) || is_function(b, SIGMOID);
-  if (!first && !second) return std::nullopt;
-  const array &of_gate = first ? a : b, &value = first ? b : a, &gate = of_gate.inputs()[0];
-  const int what = operation_of<Elementwise>(of_gate)->what;
-  if (auto *norm = operation_of<NormedRows>(value); norm && norm->plain()) {
-    Arrays inputs = value.inputs();
-    inputs.push_back(gate);
-    return make(s, NormedRows{norm->eps, norm->weighted, 1, what}, mx::float32, std::move(inputs));
-  }
-  auto *of_gates = product_of(gate), *of_values = product_of(value);
-  if (what != SILU || !of_gates || !of_values || !(of_gates->packing == of_values->packing) || of_gates->asked != of_values->asked || gate.inputs()[0].id() != value.inputs()[0].id())
-    return make(s, Elementwise{what}, mx::float32, {gate, value});
-  Arrays inputs = gate.inputs();
-  inputs.insert(inputs.end(), value.inputs().begin() + 1, value.inputs().end());
-  return make(s, PackedProduct{of_gates->packing, of_gates->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
+/* silu of a convolution as a part of it; nothing for any other function. */
+Maybe activated(const Maybe &function, mx::StreamOrDevice s) {
+  static const Formula silu{2, {{SIGMOID, 0, CONSTANT, 0}, {MULTIPLY, 0, 1, 0}}};
+  if (!function || !(operation_of<Elementwise>(*function)->formula == silu)) return std::nullopt;
+  const array &x = function->inputs()[0];
+  auto *convolved = operation_of<Convolved>(x);
+  if (!convolved || convolved->silu) return std::nullopt;
+  return make(s, Convolved{convolved->dilation, convolved->parts, convolved->biased, true}, mx::float32, x.inputs());
 }
 
-/* The sum of a product and a residual, or of a convolution and its bias, as one operation. */
+/* The product of a function and another array, of a function and norms, or of that of a product of rows and another
+ * product of them; nothing for anything else. */
+Maybe gated(const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!kernels || !alike(a, b) || !serves(s, a)) return std::nullopt;
+  const Function f = Function::of(a), g = Function::of(b);
+  if (f.last() < g.last()) return gated(b, a, s);
+  if (!f.last()) return std::nullopt;
+  if (auto *norm = operation_of<NormedRows>(b); norm && norm->plain()) {
+    Arrays inputs = b.inputs();
+    inputs.push_back(f.x);
+    return make(s, NormedRows{norm->eps, norm->weighted, 1, f.formula}, mx::float32, std::move(inputs));
+  }
+  auto *first = product_of(f.x), *second = product_of(b);
+  if (!first || !second || !(*first == *second) || first->biased || f.x.inputs()[0].id() != b.inputs()[0].id()) return f.result(s, b);
+  Arrays inputs = f.x.inputs();
+  inputs.insert(inputs.end(), b.inputs().begin() + 1, b.inputs().end());
+  return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED, false, f.formula}, mx::float32, std::move(inputs));
+}
+
+/* The sum of a product and a bias or a residual, or of a convolution and its bias, as one operation. */
 Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!kernels) return std::nullopt;
   auto *convolved = operation_of<Convolved>(a);
   if (convolved && !convolved->biased && !convolved->silu && b.dtype() == mx::float32 && b.ndim() == 1 && b.shape(0) == a.shape(-1) && serves(s, a)) {
     Arrays inputs = a.inputs();
     inputs.push_back(b);
     return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
   }
-  if (!kernels || !alike(a, b) || !serves(s, a)) return std::nullopt;
-  const array &product = product_of(b) ? b : a;
-  if (!product_of(product)) return std::nullopt;
+  const array &product = product_of(b) ? b : a, &other = &product == &a ? b : a;
+  if (!product_of(product) || other.dtype() != mx::float32 || !serves(s, a)) return std::nullopt;
+  PackedProduct fused = *product_of(product);
+  if (alike(a, b)) fused.form = PackedProduct::ADDED;
+  else if (!fused.biased && product.dtype() == mx::float32 && other.ndim() == 1 && other.shape(0) == product.shape(-1)) fused.biased = true;
+  else return std::nullopt;
   Arrays inputs = product.inputs();
-  inputs.push_back(&product == &a ? b : a);
-  return make(s, PackedProduct{product_of(product)->packing, product_of(product)->asked, PackedProduct::ADDED}, mx::float32, std::move(inputs));
+  inputs.push_back(other);
+  return make(s, std::move(fused), mx::float32, std::move(inputs));
 }
 
 }  // namespace
@@ -98,6 +160,8 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
 namespace mlx::core {
 
 namespace {
+
+template <typename F> array either(const Maybe &ours, const F &own) { return ours ? *ours : own(); }
 
 /* The product of matrices of x with packed ones, each axis before the last two broadcast to the other's. */
 Maybe batched_product(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, Packing packing, StreamOrDevice s) {
@@ -162,25 +226,42 @@ EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases
   return make(s, UnpackedRows{*packing, type}, type, std::move(inputs));
 }
 
-EXPORT array sigmoid(const array &x, StreamOrDevice s) {
-  return kernels && x.dtype() == float32 && serves(s, x) ? function(SIGMOID, x, s) : own_sigmoid(x, s);
-}
-EXPORT array tanh(const array &x, StreamOrDevice s) {
-  return kernels && x.dtype() == float32 && serves(s, x) ? function(TANH, x, s) : own_tanh(x, s);
-}
-EXPORT array exp(const array &x, StreamOrDevice s) {
-  return kernels && x.dtype() == float32 && serves(s, x) ? function(EXP, x, s) : own_exp(x, s);
+EXPORT array sigmoid(const array &x, StreamOrDevice s) { return either(function(SIGMOID, x, s), [&] { return own_sigmoid(x, s); }); }
+EXPORT array tanh(const array &x, StreamOrDevice s) { return either(function(TANH, x, s), [&] { return own_tanh(x, s); }); }
+EXPORT array exp(const array &x, StreamOrDevice s) { return either(function(EXP, x, s), [&] { return own_exp(x, s); }); }
+EXPORT array expm1(const array &x, StreamOrDevice s) { return either(function(EXPM1, x, s), [&] { return own_expm1(x, s); }); }
+EXPORT array erf(const array &x, StreamOrDevice s) { return either(function(ERF, x, s), [&] { return own_erf(x, s); }); }
+EXPORT array square(const array &x, StreamOrDevice s) { return either(function(MULTIPLY, x, x, s), [&] { return own_square(x, s); }); }
+EXPORT array negative(const array &x, StreamOrDevice s) { return either(kernels ? with_constant(MULTIPLY, x, -1, false, s) : std::nullopt, [&] { return own_negative(x, s); }); }
+EXPORT array power(const array &x, const array &y, StreamOrDevice s) {
+  const auto exponent = kernels ? constant_of(y, x) : std::nullopt;
+  auto power = exponent == 2 || exponent == 3 ? function(MULTIPLY, x, x, s) : std::nullopt;
+  if (power && exponent == 3) power = function(MULTIPLY, x, *power, s);
+  return either(power, [&] { return own_power(x, y, s); });
 }
 EXPORT array logaddexp(const array &a, const array &b, StreamOrDevice s) {
-  return kernels && a.dtype() == float32 && constant(b) == 0 && serves(s, a) ? function(SOFTPLUS, a, s) : own_logaddexp(a, b, s);
+  return either(kernels && constant_of(b, a) == 0 ? function(SOFTPLUS, a, s) : std::nullopt, [&] { return own_logaddexp(a, b, s); });
 }
 EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
-  auto fused = fused_product(a, b, s);
-  return fused ? *fused : own_multiply(a, b, s);
+  if (!kernels) return own_multiply(a, b, s);
+  if (auto scaled = a.ndim() < b.ndim() ? scaled_norm(a, b, s) : scaled_norm(b, a, s)) return *scaled;
+  auto fused = function(MULTIPLY, a, b, s);
+  if (auto convolved = activated(fused, s)) return *convolved;
+  return either(fused ? fused : gated(a, b, s), [&] { return own_multiply(a, b, s); });
 }
 EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_sum(a, b, s);
-  return fused ? *fused : own_add(a, b, s);
+  return either(fused ? fused : function(ADD, a, b, s), [&] { return own_add(a, b, s); });
+}
+EXPORT array subtract(const array &a, const array &b, StreamOrDevice s) { return either(function(SUBTRACT, a, b, s), [&] { return own_subtract(a, b, s); }); }
+EXPORT array divide(const array &a, const array &b, StreamOrDevice s) { return either(function(DIVIDE, a, b, s), [&] { return own_divide(a, b, s); }); }
+EXPORT array maximum(const array &a, const array &b, StreamOrDevice s) { return either(function(LARGER, a, b, s), [&] { return own_maximum(a, b, s); }); }
+EXPORT array minimum(const array &a, const array &b, StreamOrDevice s) { return either(function(SMALLER, a, b, s), [&] { return own_minimum(a, b, s); }); }
+EXPORT array clip(const array &x, const Maybe &least, const Maybe &most, StreamOrDevice s) {
+  const bool fits = kernels && (least || most) && (!least || constant_of(*least, x)) && (!most || constant_of(*most, x)) && x.dtype() == float32 && serves(s, x);
+  if (!fits) return own_clip(x, least, most, s);
+  array y = least ? maximum(x, *least, s) : x;
+  return most ? minimum(y, *most, s) : y;
 }
 EXPORT array concatenate(std::vector<array> arrays, int axis, StreamOrDevice s) {
   const int ndim = arrays.empty() ? 0 : (int)arrays[0].ndim(), along = axis < 0 ? axis + ndim : axis;
@@ -234,6 +315,15 @@ EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDe
   Arrays inputs = {x};
   if (weight) inputs.push_back(*weight);
   return make(s, NormedRows{eps, weight.has_value()}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
+}
+
+EXPORT array layer_norm(const array &x, const Maybe &weight, const Maybe &bias, float eps, StreamOrDevice s) {
+  auto fits = [&](const Maybe &each) { return !each || (each->dtype() == float32 && each->ndim() == 1 && each->shape(0) == x.shape(-1)); };
+  if (!kernels || x.ndim() < 1 || x.ndim() > MOST_AXES || x.dtype() != float32 || !fits(weight) || !fits(bias) || !serves(s, x)) return own_layer_norm(x, weight, bias, eps, s);
+  Arrays inputs = {x};
+  if (weight) inputs.push_back(*weight);
+  if (bias) inputs.push_back(*bias);
+  return make(s, CentredRows{eps, weight.has_value(), bias.has_value()}, float32, std::move(inputs));
 }
 
 EXPORT array rope(const array &x, int dims, bool traditional, std::optional<float> base, float scale, const array &offset, const Maybe &freqs, StreamOrDevice s) {

@@ -174,7 +174,8 @@ array with_rows(const array &a, mx::cpu::CommandEncoder &encoder) { return fitti
 /* An operation with several outputs: it has `shapes`, allocates them itself, and has no gradients. */
 template <typename Operation> concept Several = requires(const Operation &operation, const Arrays &in) { operation.shapes(in); };
 
-/* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. */
+/* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. If it
+ * has `in_place`, the result may take the place of the first input, which is as large. */
 template <typename Operation> class Fast : public mx::Primitive {
  public:
   const Operation operation;
@@ -184,8 +185,13 @@ template <typename Operation> class Fast : public mx::Primitive {
   void eval_cpu(const Arrays &in, Arrays &out) override {
     calls++;
     auto &encoder = mx::cpu::get_command_encoder(stream());
-    if constexpr (Several<Operation>) return operation.run(in, out, encoder);
-    else return allocate(out[0]), operation.run(in, out[0], encoder);
+    if constexpr (Several<Operation>) {
+      operation.run(in, out, encoder);
+    } else {
+      if (requires { Operation::in_place; } && in[0].is_donatable() && in[0].flags().row_contiguous) out[0].copy_shared_buffer(in[0]);
+      else allocate(out[0]);
+      operation.run(in, out[0], encoder);
+    }
   }
   void eval_gpu(const Arrays &, Arrays &) override { throw std::runtime_error("This operation was made for a CPU stream."); }
   bool is_equivalent(const mx::Primitive &other) const override {
@@ -253,6 +259,7 @@ const auto own_gather_qmm = libmlx(&mx::gather_qmm);
 const auto own_dequantize = libmlx(&mx::dequantize);
 const auto own_sigmoid = libmlx(&mx::sigmoid);
 const auto own_tanh = libmlx(&mx::tanh);
+const auto own_expm1 = libmlx(&mx::expm1);
 const auto own_exp = libmlx(&mx::exp);
 const auto own_logaddexp = libmlx(&mx::logaddexp);
 const auto own_multiply = libmlx(&mx::multiply);
@@ -261,9 +268,19 @@ const auto own_conv1d = libmlx(&mx::conv1d);
 const auto own_conv_general = libmlx((ConvolvedGenerally *)&mx::conv_general);
 const auto own_slice = libmlx((SliceOf *)&mx::slice);
 const auto own_contiguous = libmlx(&mx::contiguous);
+const auto own_subtract = libmlx(&mx::subtract);
+const auto own_divide = libmlx(&mx::divide);
+const auto own_maximum = libmlx(&mx::maximum);
+const auto own_minimum = libmlx(&mx::minimum);
+const auto own_clip = libmlx(&mx::clip);
+const auto own_negative = libmlx(&mx::negative);
+const auto own_square = libmlx(&mx::square);
+const auto own_power = libmlx(&mx::power);
+const auto own_erf = libmlx(&mx::erf);
 const auto own_concatenate = libmlx((JoinedAlong *)&mx::concatenate);
 const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
+const auto own_layer_norm = libmlx(&mx::fast::layer_norm);
 const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
 const auto own_attention = libmlx(&mx::fast::scaled_dot_product_attention);
 const auto own_cuda_kernel = libmlx(&mx::fast::cuda_kernel);

@@ -1,6 +1,6 @@
 /* Products with packed weights: plain, gated, of experts, of packed keys and values; rows of embeddings. */
 #pragma once
-#include "operation.h"
+#include "functions.h"
 
 namespace {
 
@@ -55,14 +55,17 @@ void compute_part(const Product &p, int part) {
   kernels->product(mine, from, to, scratch(outputs_at_once(p) * p.k));
 }
 
-/* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
+/* A product with packed weights, and what follows it in a forward: a bias and a residual that are added, or a gate.
  *
- * Inputs: x; then the weights, scales and biases of one product, or of two that are gated; then the residual. */
+ * Inputs: x; then the weights, scales and biases of one product, or of two that are gated, the first by a function of it;
+ * then the bias and the residual. */
 struct PackedProduct {
   static constexpr const char *name = "FastQuantizedMatmul";
   Packing packing;
   MaybeAsked asked;
   enum { PLAIN, ADDED, GATED } form = PLAIN;
+  bool biased = false;
+  Formula gate{};
   bool operator==(const PackedProduct &) const = default;
 
   int parts() const { return packing.mode == AFFINE ? 3 : 2; }
@@ -71,8 +74,9 @@ struct PackedProduct {
       return own_quantized_matmul(in[0], in[at], in[at + 1], maybe(in, at + 2, parts() == 3), true, packing.group, packing.bits, packing.mode_name(), s);
     };
     array y = multiply(1);
+    if (biased) y = own_add(y, in[1 + parts()], s);
     if (form == ADDED) return own_add(y, in.back(), s);
-    return form == GATED ? own_multiply(own_multiply(y, own_sigmoid(y, s), s), multiply(1 + parts()), s) : y;
+    return form == GATED ? Elementwise{gate}.original({y, multiply(1 + parts())}, s) : y;
   }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[0].shape();
@@ -91,13 +95,14 @@ struct PackedProduct {
     if (asked) p.order = asked->rows.data();
     float *floats = room_for(p.m, p.k, encoder);
     p.x = floats;
+    if (biased) p.bias = whole(in[1 + parts()], encoder).data<float>();
     if (form == ADDED) p.added = whole(in.back(), encoder).data<float>();
     if (form == GATED) {
       array second = temporary(out.shape(), mx::float32, encoder);
       gated = product(1 + parts(), second);
       gated.m = p.m, gated.x = p.x, gated.order = p.order;
     }
-    encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype()), asked = asked, row_bytes = out.itemsize() * p.n] {
+    encoder.dispatch([p, gated, gate = gate, rows, floats, type = type_of(x.dtype()), asked = asked, row_bytes = out.itemsize() * p.n] {
       each((int)p.m, shares(p.m, p.m * p.k), [&](int i) { kernels->take(p, rows[p.order ? p.order[i] : i], type, floats + i * p.k); });
       for (int i = 0; asked && i < asked->batch; i++)
         memset((char *)p.out + row_bytes * (i * asked->length + asked->counts[i]), 0, row_bytes * (asked->length - asked->counts[i]));
@@ -108,7 +113,7 @@ struct PackedProduct {
         const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
         for (size_t i = 0; i < p.m; i++) {
           const size_t at = (p.order ? p.order[i] : i) * p.n + from;
-          kernels->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
+          kernels->apply(gate, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
         }
       });
     });

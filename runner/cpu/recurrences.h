@@ -133,7 +133,7 @@ struct Gating {
         for (size_t j = 0; j < all; j++) (i ? rates : bias)[j] = spread[j / (all / given[i].count)];
         memset((i ? rates : bias) + all, 0, sizeof(float) * table->width);
       }
-      table->unary(EXP, rates, nullptr, rates, all);
+      table->apply({1, {{EXP, 0, CONSTANT, 0}}}, rates, nullptr, rates, all);
       const size_t part = 64;
       each((int)((count + part - 1) / part), shares(count, count * all * 16), [&](int i) {
         float *floats = scratch(std::max(width, n) + table->width);
@@ -146,7 +146,7 @@ struct Gating {
           }
           if (!both) continue;
           table->to_float(others[token], other_type, n, floats);
-          table->unary(SIGMOID, floats, nullptr, second + token * n, n);
+          table->apply({1, {{SIGMOID, 0, CONSTANT, 0}}}, floats, nullptr, second + token * n, n);
           for (size_t j = 0; j < n; j++) second[token * n + j] *= limits[3];
         }
       });

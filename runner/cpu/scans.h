@@ -121,14 +121,6 @@ void scan(const Scan &a, int batch, int head, int from, int to, float *scratch) 
   for (int r = 0; padded && r < rows; r++) memcpy(after + (from + r) * columns, scratch + r * n, 4 * columns);
 }
 
-/* log(1 + exp(x)): max(x, 0) + log(1 + e), e = exp(-|x|), as the series of 2 atanh(e / (2 + e)). */
-INLINE V softplus(V x) {
-  const V e = exponential(x < 0 ? x : -x), s = e / (2.0f + e), square = s * s;
-  V p = all(1.0f / 13);
-  UNROLLED for (int odd = 11; odd > 0; odd -= 2) p = p * square + 1.0f / odd;
-  return (x < 0 ? V{} : x) + 2.0f * s * p;
-}
-
 /* One row of n numbers. `steps` may be NULL. */
 void gates(const Gates &a, const float *x, float *decays, float *steps) {
   for (size_t i = 0; i < a.n; i += WIDTH) {

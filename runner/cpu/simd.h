@@ -58,7 +58,18 @@ INLINE float largest(V v) {
   return most;
 }
 
-/* exp(x): 2^n times a polynomial of the rest (Cephes), 1 for 0 exactly; 0 below the smallest normal number, as for masked
+/* exp(x) - 1 - x for numbers near 0 (Cephes). */
+INLINE V near_zero(V x) {
+  V p = all(1.9875691500e-4f);
+  p = p * x + 1.3981999507e-3f;
+  p = p * x + 8.3334519073e-3f;
+  p = p * x + 4.1665795894e-2f;
+  p = p * x + 1.6666665459e-1f;
+  p = p * x + 5.0000001201e-1f;
+  return p * (x * x);
+}
+
+/* exp(x): 2^n times a polynomial of the rest, 1 for 0 exactly; 0 below the smallest normal number, as for masked
  * scores. Two ulp. */
 INLINE V exponential(V x) {
   const float lowest = -87.33654f, highest = 88.72283f, magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
@@ -67,13 +78,7 @@ INLINE V exponential(V x) {
   n = n > 127.0f ? all(127.0f) : n; /* the rest grows to 1.04 at most */
   y = y - n * 0.693359375f;
   y = y + n * 2.12194440e-4f;
-  V p = all(1.9875691500e-4f);
-  p = p * y + 1.3981999507e-3f;
-  p = p * y + 8.3334519073e-3f;
-  p = p * y + 4.1665795894e-2f;
-  p = p * y + 1.6666665459e-1f;
-  p = p * y + 5.0000001201e-1f;
-  p = p * (y * y) + (y + 1.0f);
+  V p = near_zero(y) + (y + 1.0f);
   V result = p * (V)((__builtin_convertvector(n, I) + 127) << 23);
   result = x > highest ? all(__builtin_inff()) : result;
   return x < lowest ? V{} : result;
@@ -267,16 +272,22 @@ template <int MODE> INLINE const float *scales_of(const void *p, int type, size_
 
 /* Stores `count` sums from place `at` of the result on. */
 __attribute__((noinline)) void put_sums(const Product &a, size_t at, const float *sums, size_t count) {
-  for (size_t i = 0; i < count; i++) put(a.out, a.out_type, at + i, sums[i] + (a.added ? a.added[at + i] : 0));
+  for (size_t i = 0; i < count; i++) {
+    const float sum = a.bias ? sums[i] + a.bias[(at + i) % a.n] : sums[i];
+    put(a.out, a.out_type, at + i, a.added ? sum + a.added[at + i] : sum);
+  }
 }
 
 /* Stores the sums of R rows from `row` on and O outputs, 1, 2 or 4, from `n` on. */
 template <int R, int O> INLINE void finish(const Product &a, V (&sums)[O][R], size_t row, size_t n) {
   UNROLLED for (int r = 0; r < R; r++) {
     const size_t at = (a.order ? a.order[row + r] : row + r) * a.n + n;
-    const Quarter four = totals(sums[0][r], sums[1 % O][r], sums[2 % O][r], sums[3 % O][r]);
+    Quarter four = totals(sums[0][r], sums[1 % O][r], sums[2 % O][r], sums[3 % O][r]);
     if (O < 4 || a.out_type != F32) put_sums(a, at, (const float *)&four, O);
-    else *(LooseQuarter *)((float *)a.out + at) = a.added ? four + *(const LooseQuarter *)(a.added + at) : four;
+    else {
+      if (a.bias) four += *(const LooseQuarter *)(a.bias + n);
+      *(LooseQuarter *)((float *)a.out + at) = a.added ? four + *(const LooseQuarter *)(a.added + at) : four;
+    }
   }
 }
 
@@ -781,6 +792,34 @@ void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_
   }
 }
 
+/* x less its mean, over its deviation, times `weight` plus `bias` unless they are NULL. */
+void layer_norm(const float *x, size_t n, const float *weight, const float *bias, float eps, float *out) {
+  float mean = 0, variance = 0;
+  for (int squares = 0; squares < 2; squares++) {
+    V sums[4] = {};
+    size_t i = 0;
+    for (; i + 4 * WIDTH <= n; i += 4 * WIDTH)
+      UNROLLED for (int j = 0; j < 4; j++) {
+        const V y = load(x + i + j * WIDTH) - mean;
+        sums[j] += squares ? y * y : y;
+      }
+    float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i < n; i++) sum += squares ? (x[i] - mean) * (x[i] - mean) : x[i];
+    (squares ? variance : mean) = sum / n;
+  }
+  const float factor = 1.0f / __builtin_sqrtf(variance + eps);
+  size_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) {
+    V y = (load(x + i) - mean) * factor;
+    if (weight) y *= load(weight + i);
+    store(out + i, bias ? y + load(bias + i) : y);
+  }
+  for (; i < n; i++) {
+    const float y = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+    out[i] = bias ? y + bias[i] : y;
+  }
+}
+
 /* Turns the first `dims` of d numbers by angles, in pairs: neighbours if `traditional`, else halves. */
 void rope(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out) {
   const int half = dims / 2;
@@ -813,28 +852,72 @@ INLINE V softplus(V x) {
   return larger(x, V{}) + 2.0f * y * sum;
 }
 
-INLINE V applied(int what, V x) {
-  if (what == SIGMOID) return sigmoid(x);
-  if (what == SILU) return x * sigmoid(x);
-  if (what == EXP) return exponential(x);
-  if (what == SOFTPLUS) return softplus(x);
+INLINE V tangent(V x) {
   V doubled = sigmoid(2.0f * x); /* tanh(x) = 2 sigmoid(2 x) - 1, which loses digits near 0: x - x^3/3 + 2 x^5/15 there */
   V square = x * x, near = x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315))));
   return square < 0.01f ? near : 2.0f * doubled - 1.0f;
 }
 
+/* The error function (by N. Juffa): a polynomial near 0, beyond it one of the logarithm of what is left to 1. One ulp. */
+INLINE V error_function(V x) {
+  const V size = x < 0 ? -x : x, square = x * x;
+  V far = size * -1.72853470e-5f + 3.83197126e-4f, near = square * -5.96761703e-4f + 4.99119423e-3f;
+  far = far * square + (size * -3.88396438e-3f + 2.42546219e-2f);
+  far = far * size - 1.06777877e-1f;
+  far = far * size - 6.34846687e-1f;
+  far = far * size - 1.28717512e-1f;
+  far = 1.0f - exponential(far * size - size);
+  near = near * square - 2.67681349e-2f;
+  near = near * square + 1.12819925e-1f;
+  near = near * square - 3.76125336e-1f;
+  near = near * square + 1.28379166e-1f;
+  return size > 0.927734375f ? (x < 0 ? -far : far) : near * x + x; /* NaN stays */
+}
+
+enum { BLOCK = 64 /* numbers that take a step together, and stay in the first-level cache */ };
+
+template <typename F> INLINE void take_step(const float *first, const float *second, const V &constant, float *out, const F &f) {
+  for (int i = 0; i < BLOCK; i += WIDTH) store(out + i, f(first ? load(first + i) : constant, second ? load(second + i) : constant));
+}
+
 /* out = f(x), times `factor` unless it is NULL. */
-void unary(int what, const float *x, const float *factor, float *out, size_t n) {
-  for (size_t i = 0; i < n; i += WIDTH) {
-    if (n - i >= WIDTH) {
-      V y = applied(what, load(x + i));
-      store(out + i, factor ? y * load(factor + i) : y);
-      continue;
+void apply(const Formula &f, const float *x, const float *factor, float *out, size_t n) {
+  float room[MOST_STEPS + 1][BLOCK], *made[MOST_STEPS + 1];
+  const float *input;
+  for (int i = 0; i <= f.count; i++) made[i] = room[i];
+  for (size_t at = 0; at < n; at += BLOCK) {
+    const size_t count = least(BLOCK, n - at);
+    const bool whole = count == BLOCK; /* the last numbers take the same steps, in a block that is filled up */
+    if (!whole) memset(room[0], 0, sizeof room[0]), memcpy(room[0], x + at, 4 * count);
+    input = whole ? x + at : room[0];
+    made[f.count] = whole && !factor ? out + at : room[f.count];
+    for (int i = 0; i < f.count; i++) {
+      const Step &step = f.steps[i];
+      auto place = [&](int i) { return i == CONSTANT ? NULL : i ? made[i] : input; };
+      const float *first = place(step.first), *second = place(step.second);
+      const V constant = all(step.constant);
+#define TAKE(WHAT, RESULT) \
+  case WHAT: \
+    take_step(first, second, constant, made[i + 1], [](V a, [[maybe_unused]] V b) { return RESULT; }); \
+    break;
+      switch (step.what) {
+        TAKE(SIGMOID, sigmoid(a))
+        TAKE(TANH, tangent(a))
+        TAKE(EXP, exponential(a))
+        TAKE(EXPM1, (a < 0 ? -a : a) < 0.34f ? near_zero(a) + a : exponential(a) - 1.0f)
+        TAKE(ERF, error_function(a))
+        TAKE(SOFTPLUS, softplus(a))
+        TAKE(ADD, a + b)
+        TAKE(SUBTRACT, a - b)
+        TAKE(MULTIPLY, a * b)
+        TAKE(DIVIDE, a / b)
+        TAKE(LARGER, (a != a) | (a > b) ? a : b) /* NaN stays */
+        TAKE(SMALLER, (a != a) | (a < b) ? a : b)
+      }
+#undef TAKE
     }
-    float rest[WIDTH] = {}; /* the same numbers for the last ones as in a whole vector */
-    memcpy(rest, x + i, 4 * (n - i));
-    V y = applied(what, load(rest));
-    for (size_t j = i; j < n; j++) out[j] = factor ? y[j - i] * factor[j] : y[j - i];
+    if (factor) for (size_t i = 0; i < count; i++) out[at + i] = made[f.count][i] * factor[at + i];
+    else if (!whole) memcpy(out + at, made[f.count], 4 * count);
   }
 }
 
@@ -872,7 +955,7 @@ template <int TAPS> __attribute__((noinline)) void convolve_rows(const Convoluti
       V sum = load(x[row] + at) * weights[0];
       UNROLLED for (int t = 1; t < TAPS; t++) sum += load(x[row + t * a.dilation] + at) * weights[t];
       if (a.bias) sum += bias;
-      store(out + row * a.n + at, a.silu ? applied(SILU, sum) : sum);
+      store(out + row * a.n + at, a.silu ? sum * sigmoid(sum) : sum);
     }
   }
 }
@@ -887,4 +970,4 @@ void convolve(const Convolution &a, const float *const *x, size_t rows, float *o
 #include "scans.h"
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, scan, gates, softmax, convolve, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, layer_norm, rope, apply, scan, gates, softmax, convolve, to_float, from_float};

@@ -30,7 +30,19 @@ class _Product(ctypes.Structure):
         ("out_type", ctypes.c_int),
         ("order", ctypes.c_void_p),
         ("added", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
     )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("what", "first", "second")),
+        ("constant", ctypes.c_float),
+    )
+
+
+class _Formula(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int), ("steps", _Step * 12))
 
 
 class _Attention(ctypes.Structure):
@@ -71,8 +83,8 @@ class _Gates(ctypes.Structure):
 
 
 _FUNCTIONS = (
-    *("take", "product", "unpack", "weigh", "attend", "rms_norm", "rope", "unary", "scan", "gates", "softmax"),
-    *("convolve", "to_float", "from_float"),
+    *("take", "product", "unpack", "weigh", "attend", "rms_norm", "layer_norm", "rope", "apply", "scan", "gates"),
+    *("softmax", "convolve", "to_float", "from_float"),
 )
 _CODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
@@ -125,7 +137,8 @@ def check_bounds(table: _Kernels) -> None:
         words = at(numbers.integers(0, 256, (outputs, k * packing.bits // 8)).astype(np.uint8))
         scales = floats(outputs, groups) if affine else at(np.full((outputs, groups), 60, np.uint8))
         packed = (packing.bits, packing.group, _CODES[packing.mode], words, scales)
-        results = floats(outputs, groups) if affine else None, 0, floats(rows, outputs), 0, None, floats(rows, outputs)
+        biases, added = floats(outputs, groups) if affine else None, (floats(rows, outputs), floats(outputs))
+        results = biases, 0, floats(rows, outputs), 0, None, *added
         whole = ctypes.byref(_Product(floats(rows, k), k, rows, outputs, k, *packed, *results))
         call("product", whole, size(0), size(outputs), pointer(floats(-(-outputs // table.width) * table.width, k)))
         call("unpack", whole, size(outputs - 1), pointer(floats(k)))
@@ -150,8 +163,12 @@ def check_bounds(table: _Kernels) -> None:
             call("to_float", row(n), kind, size(n), pointer(floats(n)))
             call("from_float", pointer(floats(n)), size(n), row(n), kind)
             call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), number(1), row(n), kind)
-            for what, factor in product(range(5), (None, floats(n))):
-                call("unary", what, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
+            for factor in (None, floats(n)):
+                steps = [_Step(what, what, what if what < 11 else -1, 0.5) for what in range(12)]
+                formula = ctypes.byref(_Formula(12, (_Step * 12)(*steps)))
+                call("apply", formula, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
+                parts = pointer(factor), pointer(factor), number(1e-5)
+                call("layer_norm", pointer(floats(n)), size(n), *parts, pointer(floats(n)))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
         for (rule, channels), (rows, k), tokens in product(SCANS, ((5, 20), (8, 16), (31, 3)), (0, 1, 3)):
             by_heads, columns = rule < 3, 1 if rule == LINEAR else k
@@ -248,7 +265,7 @@ def check_products(table: _Kernels) -> None:
         taken, found, scratch = np.empty_like(x), np.empty((rows, 9), np.float32), np.empty((9, 256), np.float32)
         places = [each.ctypes.data for each in (words, scales, *biases, *[scales][len(biases) :])]
         packed = (256, rows, 9, 256, packing.bits, packing.group, _CODES[packing.mode], *places, 0)
-        whole = ctypes.byref(_Product(taken.ctypes.data, *packed, found.ctypes.data, 0, None, None))
+        whole = ctypes.byref(_Product(taken.ctypes.data, *packed, found.ctypes.data, 0, None, None, None))
         for i in range(rows):
             line = ctypes.c_void_p(x[i].ctypes.data)
             kernel(table.take)(whole, line, 0, ctypes.c_void_p(taken[i].ctypes.data))

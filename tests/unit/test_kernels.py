@@ -1,8 +1,9 @@
 """The kernels compute what MLX does, each row by itself, and read nothing beside their arrays."""
 
+import math
 import platform
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -438,6 +439,16 @@ FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "softplus": lambda x: mx.logaddexp(x, 0),
     "silu": lambda x: x * mx.sigmoid(x),
     "silu, the other way round": lambda x: mx.sigmoid(x) * x,
+    "expm1": mx.expm1,
+    "expm1, near 0": lambda x: mx.expm1(x * 0.1),
+    "erf": mx.erf,
+    "gelu": lambda x: x * (1 + mx.erf(x / 2**0.5)) / 2,
+    "gelu, roughly": lambda x: 0.5 * x * (1 + mx.tanh(0.8 * (x + 0.044715 * x**3))),
+    "a soft cap": lambda x: mx.tanh(x / 30) * 30,
+    "clamped": lambda x: mx.clip(x, -1, 2) + mx.clip(x, 0.5, None),
+    "the square of what is positive": lambda x: mx.square(mx.maximum(x, 0.0)),
+    "constants first": lambda x: 3 - (1 / x) + mx.minimum(2.0, -x),
+    "many steps": lambda x: reduce(lambda y, step: mx.maximum(y * 0.9 - step, x), range(20), x),
     "gated": lambda x: (x * mx.sigmoid(x)) * (x + 1),
     "gated in columns": lambda x: (x * mx.sigmoid(x)) * mx.contiguous((x + 1).T).T,
     "a gate": lambda x: (x + 1) * mx.sigmoid(x),
@@ -452,11 +463,48 @@ FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {
 def test_functions_are_those_of_mlx(name: str) -> None:
     """Numbers beyond all others, too."""
     numbers = [4 * made(3, width + 1) for width in (1, 7, 1003)]
-    for x in (*numbers, *[mx.array(SPECIAL)] * (name in ("sigmoid", "tanh", "exp", "softplus"))):
+    for x in (*numbers, *[mx.array(SPECIAL)] * ("softmax" not in name)):
+        mx.eval(x)
         compute = partial(FUNCTIONS[name], x)
-        found, wanted = by_kernels(compute), by_mlx(compute)
+        found, wanted = wide(by_kernels(compute)), wide(by_mlx(compute))
         special = x.ndim == 1
-        assert np.allclose(wide(found), wide(wanted), rtol=2e-6, atol=1e-8 if special else 1e-7, equal_nan=special)
+        if name in ("erf", "gelu"):  # MLX's own error function has a larger error
+            erf = np.vectorize(math.erf)(wide(x) / (1 if name == "erf" else 2**0.5))
+            with np.errstate(invalid="ignore"):
+                wanted = erf if name == "erf" else wide(x) * (1 + erf) / 2
+        assert np.allclose(found, wanted, rtol=2e-6, atol=1e-8 if special else 1e-7, equal_nan=special)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu, roughly", "a soft cap", "clamped"])
+def test_a_function_takes_its_steps_at_once_and_the_same_for_each_number(name: str) -> None:
+    x = 4 * made(5, 9001)
+    mx.eval(x)
+    before = calls()
+    whole = by_kernels(lambda: FUNCTIONS[name](x))
+    assert calls() == before + 1
+    for threads in (1, 3):
+        use(16, threads, threads)
+        assert mx.array_equal(FUNCTIONS[name](x), whole)
+        assert mx.array_equal(FUNCTIONS[name](x[1:3, 5:50]), whole[1:3, 5:50])
+
+
+def test_a_function_may_take_the_place_of_numbers_that_nobody_else_needs() -> None:
+    x = mx.contiguous(made(70, 700))
+    kept = x * 2
+    mx.eval(kept)
+    assert mx.array_equal(mx.sigmoid(mx.negative(kept)), mx.sigmoid(-2 * x))
+    assert mx.array_equal(kept, x + x)
+
+
+@pytest.mark.parametrize("width", [1, 31, 577])
+@pytest.mark.parametrize("parts", ["neither", "weight", "bias", "both"])
+def test_layer_norms_are_those_of_mlx(width: int, parts: str) -> None:
+    x = 3 + made(2, 40, width).transpose(1, 0, 2)
+    weight = None if parts in ("neither", "bias") else made(width, seed=1)
+    bias = None if parts in ("neither", "weight") else made(width, seed=2)
+    assert_as_mlx(partial(mx.fast.layer_norm, x, weight, bias, 1e-5), 2e-6)
+    whole = mx.fast.layer_norm(x, weight, bias, 1e-5)
+    assert mx.array_equal(mx.fast.layer_norm(x[7:8, 1:], weight, bias, 1e-5), whole[7:8, 1:])
 
 
 def test_the_factors_of_a_product_may_be_used_again() -> None:
@@ -473,7 +521,9 @@ FUSED: dict[str, Callable[[mx.array, mx.array, mx.array], mx.array]] = {
     "a residual": lambda x, y, _: x + y,
     "a residual before it": lambda x, y, _: y + x,
     "a gate": lambda _, y, z: (y * mx.sigmoid(y)) * z,
-    "a gate of itself": lambda _, y, __: (y * mx.sigmoid(y)) * y,
+    "a gate by another function": lambda _, y, z: z * FUNCTIONS["gelu"](y),
+    "a bias": lambda x, y, _: y + x[0],
+    "a bias and a residual": lambda x, y, _: x + (y + x[0]),
 }
 
 
@@ -524,17 +574,19 @@ def test_a_join_of_unlike_arrays_is_refused_as_by_mlx() -> None:
 
 def test_gradients_are_those_of_mlx() -> None:
     packing, x, weight = Packing("affine", 6, 64), made(5, 128), made(128, seed=1)  # not rounded
+    scale = mx.array(0.7)
     parts = packing.of(made(30, 128, seed=2))
 
-    def loss(x: mx.array, weight: mx.array) -> mx.array:
+    def loss(x: mx.array, weight: mx.array, scale: mx.array) -> mx.array:
         y = packing.times(mx.fast.rms_norm(x, weight, 1e-5), parts)
+        y = mx.fast.layer_norm(mx.erf(2 - y * scale), weight[:30], None, 1e-5)
         gated = (y * mx.sigmoid(y)) * packing.times(x, parts)
         joined = mx.concatenate([gated + packing.times(x, parts)] * 40, axis=1)
         normed = 0.5 * mx.fast.rms_norm(y, None, 1e-5) + mx.fast.rms_norm(y, None, 1e-5) * mx.sigmoid(y)
         return joined.square().mean() + (normed * (y * mx.sigmoid(y))).mean()
 
-    gradient = mx.grad(loss, argnums=(0, 1))
-    for found, wanted in zip(gradient(x, weight), by_mlx(lambda: gradient(x, weight)), strict=True):
+    gradient = mx.grad(loss, argnums=(0, 1, 2))
+    for found, wanted in zip(gradient(x, weight, scale), by_mlx(lambda: gradient(x, weight, scale)), strict=True):
         assert_close(found, wide(wanted), 1e-5)
 
 
@@ -544,6 +596,12 @@ OTHERS: dict[str, Callable[[], mx.array]] = {
     "sigmoid of halves": lambda: mx.sigmoid(X.astype(mx.float16)),
     "softmax of columns": lambda: mx.softmax(X, axis=0),
     "nothing": lambda: mx.fast.rms_norm(X[:0], None, 1e-5),
+    "a norm of halves": lambda: mx.fast.layer_norm(X.astype(mx.float16), None, None, 1e-5),
+    "a power that is no square or cube": lambda: mx.power(X, 2.5),
+    "a number of another type": lambda: mx.maximum(X, mx.array(1, mx.int32)),
+    "a number for more axes": lambda: mx.divide(X, mx.ones((1, 1, 1))),
+    "columns": lambda: mx.subtract(X, X[:, :1]),
+    "a short join": lambda: mx.concatenate([X, X]),
     "a join with nothing": lambda: mx.concatenate([mx.zeros((64, 128)), X[:0]]),
     "a join of two types": lambda: mx.concatenate([mx.zeros((64, 128)), mx.zeros((64, 128), mx.float16)]),
     "a join of one": lambda: mx.concatenate([mx.zeros((64, 128))]),

@@ -11,6 +11,7 @@ from mlx.nn.layers.base import Module
 from runner.errors import ModelError
 from runner.model import scans
 from runner.model.architectures import COMPUTED_TENSORS
+from runner.model.dbrx import mend_dbrx
 from runner.model.module_config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import LogicalTensor
@@ -117,6 +118,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
         return library.make_module(opened.family.module, opened.module_config), {}
     try:
         classes = importlib.import_module(name)
+        mend_dbrx(classes)
         args_class, module_class = classes.ModelArgs, classes.Model
         scans.replace_loops()
     except (ImportError, AttributeError, SystemExit) as error:  # one of mlx-lm's modules exits if a package is missing

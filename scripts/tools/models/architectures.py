@@ -27,6 +27,7 @@ from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 from runner.model import scans
 from runner.model.architectures import ENCODERS
+from runner.model.dbrx import mend_dbrx
 from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
 
@@ -149,6 +150,7 @@ def module_of(name: str) -> ModuleType:
     except SystemExit as error:
         raise ImportError(f"{name} ends the process when it is imported") from error
     scans.replace_loops()
+    mend_dbrx(module)
     return module
 
 
