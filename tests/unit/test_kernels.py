@@ -270,7 +270,7 @@ class Heads(NamedTuple):
     dv: int
 
 
-HEADS = [Heads(9, 3, 64, 64), Heads(8, 8, 128, 128), Heads(4, 1, 80, 80), Heads(4, 4, 192, 128), Heads(2, 2, 20, 12)]
+HEADS = [Heads(9, 3, 64, 64), Heads(8, 8, 128, 128), Heads(12, 1, 80, 80), Heads(4, 4, 192, 128), Heads(2, 2, 20, 12)]
 
 
 def attention(
