@@ -10,7 +10,7 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 4_950,
+    "runner/model": 5_020,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
     "runner/cache": 4_030,
@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 61_740,
-    "runner": 44_140,
+    "tests": 61_820,
+    "runner": 44_150,
     "scripts": 16_310,
-    "core": 15_130,
+    "core": 15_170,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""
