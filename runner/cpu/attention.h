@@ -19,6 +19,10 @@ int oldest_of(const array &k) {
   return oldest;
 }
 
+/* Heads of one head of keys that a thread computes: so few that there is work for all, so many that keys are not read
+ * again and again. */
+const int MOST_TOGETHER = 8, LEAST_TOGETHER = 3;
+
 struct FusedAttention {
   static constexpr const char *name = "FastAttention";
   float scale;
@@ -47,6 +51,11 @@ struct FusedAttention {
       for (int i = 0; i < 4; i++) a.ms[i] = in[3].strides()[i];
     }
     if (sinks) a.sinks = whole(in.back(), encoder).data<void>();
+    if (a.kv_heads == 1) { /* parts for threads: groups of heads which read the same keys */
+      int together = std::min(MOST_TOGETHER, a.heads);
+      while (a.heads % together) together--;
+      if (together >= LEAST_TOGETHER) a.kv_heads = a.heads / together, a.heads = together, a.ks[1] = a.vs[1] = 0;
+    }
     encoder.dispatch([a, batch = q.shape(0), width = (size_t)kernels->width, asked = asked, row_bytes = out.itemsize() * a.dv] {
       const int queries = std::max(8, QUERIES / a.heads), parts = (a.queries + queries - 1) / queries;
       const size_t rows = a.heads * std::min(queries, a.queries), d = (a.d + width - 1) / width * width, dv = (a.dv + width - 1) / width * width;

@@ -165,22 +165,12 @@ template <typename F> array either(const Maybe &ours, const F &own) { return our
 
 /* The product of matrices of x with packed ones, each axis before the last two broadcast to the other's. */
 Maybe batched_product(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, Packing packing, StreamOrDevice s) {
-  if (w.ndim() < 3 || x.ndim() != w.ndim() || x.ndim() > MOST_AXES || x.dtype() != float32 || (packing.mode == AFFINE && scales.dtype() != float32) || w.size() == 0) return std::nullopt;
-  if (!packing.fits(w, scales, biases, (size_t)scales.shape(-1) * packing.group) || !serves(s, x)) return std::nullopt;
-  if (x.shape(-1) != (transpose ? scales.shape(-1) * packing.group : w.shape(-2))) return std::nullopt;
-  auto without_matrix = [](Shape shape) { return shape.resize(shape.size() - 2), shape; };
-  const Shape of_w = without_matrix(w.shape()), batch = broadcast_shapes(without_matrix(x.shape()), of_w);
-  if (!transpose && batch != without_matrix(x.shape())) return std::nullopt;
-  std::vector<uint32_t> chosen = {0};
-  for (size_t axis = 0; axis < batch.size(); axis++) {
-    std::vector<uint32_t> longer;
-    for (uint32_t number : chosen)
-      for (int i = 0; i < batch[axis]; i++) longer.push_back(number * of_w[axis] + (of_w[axis] > 1 ? i : 0));
-    chosen = std::move(longer);
-  }
-  Arrays inputs = {x, w, scales, array(chosen.data(), batch, uint32)};
+  if (w.ndim() < 3 || x.ndim() < 2 || std::max(x.ndim(), w.ndim()) > MOST_AXES || x.dtype() != float32 || (packing.mode == AFFINE && scales.dtype() != float32) || w.size() == 0) return std::nullopt;
+  const size_t k = (size_t)scales.shape(-1) * packing.group;
+  if (!packing.fits(w, scales, biases, k) || (size_t)x.shape(-1) != (transpose ? k : w.shape(-2)) || !serves(s, x)) return std::nullopt;
+  Arrays inputs = {x, w, scales};
   if (biases) inputs.push_back(*biases);
-  return transpose ? make(s, ExpertProduct{packing, false}, float32, std::move(inputs)) : make(s, PackedSum{packing}, float32, std::move(inputs));
+  return make(s, BatchedProduct{packing, transpose}, float32, std::move(inputs));
 }
 
 }  // namespace
@@ -211,7 +201,7 @@ EXPORT array gather_qmm(const array &x, const array &w, const array &scales, con
   batch = broadcast_shapes(batch, rhs_indices->shape());
   Arrays inputs = {x, w, scales, batch == rhs_indices->shape() ? *rhs_indices : broadcast_to(*rhs_indices, batch, s)};
   if (biases) inputs.push_back(*biases);
-  return make(s, ExpertProduct{*packing, true}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
+  return make(s, ExpertProduct{*packing}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases, std::optional<int> group_size, std::optional<int> bits,

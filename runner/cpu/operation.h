@@ -167,6 +167,19 @@ std::optional<int64_t> matrix_stride(const array &a) {
   }
   return stride;
 }
+/* For each matrix of a batch, in order: the number of that of `a` [..., rows, columns], whose leading axes are broadcast. */
+std::vector<uint32_t> numbers_of(const array &a, const mx::Shape &batch) {
+  const int missing = (int)batch.size() + 2 - (int)a.ndim();
+  std::vector<uint32_t> numbers = {0};
+  for (int axis = 0; axis < (int)batch.size(); axis++) {
+    const int length = axis < missing ? 1 : a.shape(axis - missing);
+    std::vector<uint32_t> longer;
+    for (uint32_t number : numbers)
+      for (int i = 0; i < batch[axis]; i++) longer.push_back(number * length + (length > 1 ? i : 0));
+    numbers = std::move(longer);
+  }
+  return numbers;
+}
 uint32_t matrices_of(const array &a) { return a.size() / ((size_t)a.shape(-1) * a.shape(-2)); }
 array with_matrices(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, matrix_stride(a).has_value(), encoder); }
 array with_rows(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, has_rows(a), encoder); }

@@ -120,18 +120,15 @@ struct PackedProduct {
   }
 };
 
-/* The product of each matrix of x with one of several packed matrices: with those of the experts that were chosen for
- * it, or, where keys are packed, with that of its head. Inputs: x, weights, scales, the number of the matrix, biases. */
+/* The product of each matrix of x with that of the expert that was chosen for it. Inputs: x, weights, scales, the numbers
+ * of the experts, biases. */
 struct ExpertProduct {
   static constexpr const char *name = "FastGatherQmm";
   Packing packing;
-  bool experts;
   bool operator==(const ExpertProduct &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    const Maybe biases = maybe(in, 4);
-    if (!experts) return own_quantized_matmul(in[0], in[1], in[2], biases, true, packing.group, packing.bits, packing.mode_name(), s);
-    return own_gather_qmm(in[0], in[1], in[2], biases, std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
+    return own_gather_qmm(in[0], in[1], in[2], maybe(in, 4), std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
   }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[3].shape();
@@ -175,43 +172,84 @@ struct ExpertProduct {
   }
 };
 
-/* Sums of packed rows, each times its weight: attention over values that a cache keeps packed. */
-struct PackedSum {
-  static constexpr const char *name = "FastPackedSum";
+/* The product of matrices of x with packed ones, the leading axes of each broadcast to the other's: of keys and values
+ * that a cache keeps packed, or of latents with the weights of each head. Not transposed, packed rows are added up, each
+ * times its weight. */
+struct BatchedProduct {
+  static constexpr const char *name = "FastBatchedProduct";
   Packing packing;
-  bool operator==(const PackedSum &) const = default;
+  bool transpose;
+  bool operator==(const BatchedProduct &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    return own_quantized_matmul(in[0], in[1], in[2], maybe(in, 4), false, packing.group, packing.bits, packing.mode_name(), s);
+    return own_quantized_matmul(in[0], in[1], in[2], maybe(in, 3), transpose, packing.group, packing.bits, packing.mode_name(), s);
+  }
+  mx::Shape batch(const Arrays &in) const {
+    auto leading = [](const array &a) { return mx::Shape(a.shape().begin(), a.shape().end() - 2); };
+    return mx::broadcast_shapes(leading(in[0]), leading(in[1]));
   }
   mx::Shape shape(const Arrays &in) const {
-    auto shape = in[3].shape();
+    auto shape = batch(in);
     shape.push_back(in[0].shape(-2));
-    shape.push_back(in[1].shape(-1) * 32 / packing.bits);
+    shape.push_back(transpose ? in[1].shape(-2) : in[1].shape(-1) * 32 / packing.bits);
     return shape;
   }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = whole(in[0], encoder), w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder), chosen = whole(in[3], encoder);
-    Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
-    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, out.shape(-1), out);
-    p.x = x.data<float>(), p.ldx = p.n;
-    encoder.dispatch([p, matrices = (int)chosen.size(), chosen = chosen.data<uint32_t>(), rows = (size_t)x.shape(-2), w_bytes = *matrix_stride(w) * 4,
-                      scale_bytes = *matrix_stride(scales) * scales.itemsize(), bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {
-      std::vector<Product> jobs;
-      for (int first = 0, end; first < matrices; first = end) { /* those of x that take the same rows come together */
-        for (end = first + 1; end < matrices && chosen[end] == chosen[first];) end++;
-        for (size_t row = first * rows; row < end * rows; row += ROWS_AT_ONCE) {
-          Product part = p;
-          part.m = std::min<size_t>(ROWS_AT_ONCE, end * rows - row);
-          part.x += row * p.n;
-          part.out = (float *)p.out + row * p.k;
-          part.w += chosen[first] * w_bytes;
-          part.scales = (const char *)p.scales + chosen[first] * scale_bytes;
-          if (p.biases) part.biases = (const char *)p.biases + chosen[first] * bias_bytes;
-          jobs.push_back(part);
+    array x = transpose ? with_rows(in[0], encoder) : with_matrices(in[0], encoder);
+    array w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder);
+    Maybe biases = in.size() > 3 ? Maybe(with_matrices(in[3], encoder)) : std::nullopt;
+    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, transpose ? x.shape(-1) : out.shape(-1), out);
+    const size_t w_bytes = *matrix_stride(w) * 4, scale_bytes = *matrix_stride(scales) * scales.itemsize(), bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0;
+    const auto of_x = numbers_of(x, batch(in)), of_w = numbers_of(w, batch(in));
+    auto weighted = [=](Product p, uint32_t number) {
+      p.w += number * w_bytes;
+      p.scales = (const char *)p.scales + number * scale_bytes;
+      if (p.biases) p.biases = (const char *)p.biases + number * bias_bytes;
+      return p;
+    };
+    const size_t rows = x.shape(-2), work = of_x.size() * rows * p.n * p.k;
+    if (!transpose) {
+      p.ldx = p.n;
+      encoder.dispatch([=, x = x.data<float>(), x_stride = *matrix_stride(x)] {
+        std::vector<Product> jobs;
+        for (size_t first = 0, end; first < of_x.size(); first = end) { /* matrices that follow each other, for the same weights */
+          for (end = first + 1; end < of_x.size() && of_w[end] == of_w[first] && of_x[end] == of_x[end - 1] + 1 && x_stride == (int64_t)(rows * p.n);) end++;
+          for (size_t row = 0; row < (end - first) * rows; row += ROWS_AT_ONCE) {
+            Product part = weighted(p, of_w[first]);
+            part.m = std::min<size_t>(ROWS_AT_ONCE, (end - first) * rows - row);
+            part.x = x + of_x[first] * x_stride + row * p.n;
+            part.out = (float *)p.out + (first * rows + row) * p.k;
+            jobs.push_back(part);
+          }
         }
+        each((int)jobs.size(), shares(rows, work), [&](int i) { kernels->weigh(jobs[i], scratch(KEYS * (p.k + ROWS_AT_ONCE))); });
+      });
+      return;
+    }
+    Rows from(x);
+    float *floats = room_for(from.count, p.k, encoder);
+    encoder.dispatch([=] {
+      /* By their weights; matrices of x are taken once, those for the same weights one after the other. */
+      std::vector<uint32_t> sorted(of_w.size()), place(from.count / rows, UINT32_MAX), order;
+      std::iota(sorted.begin(), sorted.end(), 0);
+      std::stable_sort(sorted.begin(), sorted.end(), [&](uint32_t a, uint32_t b) { return of_w[a] < of_w[b]; });
+      uint32_t placed = 0;
+      for (uint32_t i : sorted) {
+        if (place[of_x[i]] == UINT32_MAX) place[of_x[i]] = placed++;
+        for (size_t row = 0; row < rows; row++) order.push_back(i * rows + row);
       }
-      each((int)jobs.size(), shares(rows, matrices * rows * p.n * p.k), [&](int i) { kernels->weigh(jobs[i], scratch(KEYS * (p.k + ROWS_AT_ONCE))); });
+      std::vector<std::pair<Product, int>> jobs;
+      for (size_t first = 0, end; first < sorted.size(); first = end) {
+        auto follows = [&](size_t i) { return of_w[sorted[i]] == of_w[sorted[first]] && place[of_x[sorted[i]]] == place[of_x[sorted[i - 1]]] + 1; };
+        for (end = first + 1; end < sorted.size() && follows(end);) end++;
+        Product mine = weighted(p, of_w[sorted[first]]);
+        mine.m = (end - first) * rows;
+        mine.x = floats + place[of_x[sorted[first]]] * rows * p.k;
+        mine.order = order.data() + first * rows;
+        for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
+      }
+      each((int)from.count, shares(rows, from.count * p.k), [&](int i) { kernels->take(p, from[i], F32, floats + (place[i / rows] * rows + i % rows) * p.k); });
+      each((int)jobs.size(), shares(rows, work), [&](int i) { compute_part(jobs[i].first, jobs[i].second); });
     });
   }
 };

@@ -412,18 +412,18 @@ template <int MOST, int LEAST = 1, typename F> INLINE void with_count(size_t cou
   if constexpr (MOST > LEAST) with_count<MOST - 1, LEAST>(count, f);
 }
 
-/* Calls f with a first row and a constant, the number of rows, for all rows. */
-template <typename F> INLINE void at_once(size_t rows, const F &f) {
-  size_t row = 0;
-  for (; row + AT_ONCE <= rows; row += AT_ONCE) f(row, Count<AT_ONCE>{});
-  for (; row < rows; row++) f(row, Count<1>{});
-}
-
 /* Calls f with the first row of each tile, its number of rows, at most `most` and nearly alike, the tile's number, and
  * how many there are. */
 template <typename F> INLINE void in_tiles(size_t rows, size_t most, const F &f) {
   const size_t tiles = (rows + most - 1) / most;
   for (size_t tile = 0, row = 0, count; tile < tiles; tile++, row += count) f(row, count = (rows - row + tiles - tile - 1) / (tiles - tile), tile, tiles);
+}
+
+/* Calls f with a first row and a constant, the number of rows, for all rows. */
+template <typename F> INLINE void at_once(size_t rows, const F &f) {
+  size_t row = 0;
+  for (; row + AT_ONCE <= rows; row += AT_ONCE) f(row, Count<AT_ONCE>{});
+  if (row < rows) with_count<AT_ONCE - 1>(rows - row, [&](auto some) { f(row, some); });
 }
 
 #ifdef INTEGERS

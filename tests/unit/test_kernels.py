@@ -230,30 +230,38 @@ def test_experts_compute_the_rows_that_their_weights_would(
         assert mx.array_equal(found[place], packing.times(row, [part[experts[place]] for part in parts]))
 
 
-PACKED_HEADS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "a head for each": ((2, 3, 5), (2, 3)),
     "heads that share": ((2, 3, 4, 5), (2, 3, 1)),
     "one sequence": ((1, 1, 1), (1, 1)),
+    "latents for all heads": ((2, 1, 5), (3,)),
+    "queries of each head": ((2, 3, 5), (3,)),
+    "each with each": ((2, 1, 3, 1, 5), (2, 1, 3)),
+    "rows for all": ((5,), (2, 3)),
+    "many rows": ((1, 1, 100), (3,)),
 }
-"""The leading axes of rows, their number last; those of packed keys and values."""
+"""The leading axes of rows, their number last; those of packed matrices."""
 
 
 @pytest.mark.parametrize("packing", [PACKINGS[6], PACKINGS[7], PACKINGS[12], PACKINGS[16], PACKINGS[18]], ids=str)
-@pytest.mark.parametrize("form", PACKED_HEADS)
+@pytest.mark.parametrize("form", BATCHES)
 @pytest.mark.parametrize("keys", [1, 64, 200])
-def test_packed_keys_and_values_are_those_that_they_stand_for(packing: Packing, form: str, keys: int) -> None:
-    """Within larger buffers, as caches have them."""
-    leading, heads = PACKED_HEADS[form]
-    room = [part[..., :keys, :] for part in packing.of(made(*heads, keys + 30, 128))]
-    rows = made(*leading, 128, seed=1)
-    scores = by_kernels(lambda: packing.times(rows, room))
-    assert_close(scores, wide(packing.taken(rows)) @ wide(packing.weights(room)).swapaxes(-1, -2), 2e-6)
-    weights = mx.softmax(scores, axis=-1)
-    sums = by_kernels(lambda: packing.times(weights, room, transpose=False))
-    assert_close(sums, wide(weights) @ wide(packing.weights(room)), 2e-6)
-    first = (*[slice(None)] * (len(leading) - 1), slice(1))
-    assert mx.array_equal(packing.times(rows[first], room), scores[first])
-    assert mx.array_equal(packing.times(weights[first], room, transpose=False), sums[first])
+def test_products_with_packed_matrices_are_those_with_what_they_stand_for(
+    packing: Packing, form: str, keys: int
+) -> None:
+    """Within larger buffers, as caches have them. Rows are equal alone and on any number of threads."""
+    leading, matrices = BATCHES[form]
+    room = [part[..., :keys, :] for part in packing.of(made(*matrices, keys + 30, 128))]
+    for transpose, width in ((True, 128), (False, keys)):
+        x = made(*leading[:-1], leading[-1] + 2, width, seed=1)[..., : leading[-1], :]
+        found = by_kernels(partial(packing.times, x, room, transpose=transpose))
+        weights = wide(packing.weights(room))
+        wanted = wide(packing.taken(x)) @ weights.swapaxes(-1, -2) if transpose else wide(x) @ weights
+        assert_close(found, wanted, 2e-6)
+        assert mx.array_equal(packing.times(x[..., :1, :], room, transpose=transpose), found[..., :1, :])
+        use(16, 3, 3)
+        assert mx.array_equal(packing.times(x, room, transpose=transpose), found)
+        use(16, 1, 1)
 
 
 class Heads(NamedTuple):
@@ -263,7 +271,7 @@ class Heads(NamedTuple):
     dv: int
 
 
-HEADS = [Heads(9, 3, 64, 64), Heads(8, 8, 128, 128), Heads(4, 1, 80, 80), Heads(4, 4, 192, 128), Heads(2, 2, 20, 12)]
+HEADS = [Heads(9, 3, 64, 64), Heads(8, 8, 128, 128), Heads(12, 1, 80, 80), Heads(4, 4, 192, 128), Heads(2, 2, 20, 12)]
 
 
 def attention(

@@ -12,6 +12,7 @@ from runner.errors import ModelError
 from runner.model import scans
 from runner.model.architectures import COMPUTED_TENSORS
 from runner.model.dbrx import mend_dbrx
+from runner.model.latent import choose_form
 from runner.model.module_config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import LogicalTensor
@@ -128,6 +129,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
         try:
             module: Module = module_class(args_class.from_dict(config))
             mend(opened, module)
+            choose_form(module)
         except ModelError:
             raise
         except Exception as error:

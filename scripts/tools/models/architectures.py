@@ -28,6 +28,7 @@ from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 from runner.model import scans
 from runner.model.architectures import ENCODERS
 from runner.model.dbrx import mend_dbrx
+from runner.model.latent import choose_form
 from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
 
@@ -117,6 +118,7 @@ def make_module(name: str) -> Module:
     size = sum(array.size for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())))
     if size > LARGEST:
         raise ValueError(f"{name} has {size} parameters: a size is missing in values.toml")
+    choose_form(model)
     mx.disable_compile()
     mx.random.seed(7)
     model.update(tree_map_with_path(weight, model.parameters()))

@@ -14,6 +14,7 @@ from mlx.utils import tree_map_with_path
 
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.kv_bits.hadamard import HadamardKVCache
+from runner.model.latent import choose_form
 from runner.model.scans import replace_loops
 from scripts.tools.models import data
 
@@ -100,6 +101,7 @@ def tiny(kind: str) -> Tiny:
     model = module.Model(module.ModelArgs(**_TABLES[kind]))
     if kind == "quantized":
         model.make_cache = lambda: [HadamardKVCache(GROUP, bits=8) for _ in model.layers]
+    choose_form(model)
     model.update(tree_map_with_path(spread, model.parameters()))
     model.eval()
     mx.eval(model.parameters())

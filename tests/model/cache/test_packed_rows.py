@@ -14,6 +14,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
 from runner.cache.layers.batched import BatchedLayers
+from runner.model.latent import choose_form
 from scripts.tools.models.tiny import VOCAB, Forward, words
 from tests.lib.kernels import calls
 
@@ -44,6 +45,11 @@ _DECODER: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "norm_topk_prob": True,
+    "q_lora_rank": None,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
 }
 
 
@@ -61,6 +67,7 @@ class Kind(NamedTuple):
 KINDS = (
     Kind("llama", 4, 32),
     Kind("gemma3_text", 4, 64),
+    Kind("deepseek_v3", 4, 32),
     *(
         pytest.param(kind, marks=pytest.mark.full)
         for kind in (
@@ -84,6 +91,8 @@ def made(kind: Kind) -> Forward:
     module = importlib.import_module(f"mlx_lm.models.{kind.module}")
     mx.random.seed(3)
     model = module.Model(module.ModelArgs.from_dict({**_DECODER, "model_type": kind.module}))
+
+    choose_form(model)
 
     def spread(x: mx.array) -> mx.array:
         return x if x.ndim < 2 else mx.random.normal(x.shape, scale=2 / x.shape[-1] ** 0.5)
