@@ -219,7 +219,10 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/test_disk.py::test_processes_that_share_a_directory_are_killed_at_any_moment": NONE,
     "tests/process/test_environment.py": NONE,
     # Tools: the cases of the conformance suite that need no process of their own, benchmarks and soaks by their parts.
-    **{f"tests/tools/bench/test_runs.py::test_{name}": NONE for name in ("start", "decode", "parallel", "ttft")},
+    **{
+        f"tests/tools/bench/test_runs.py::test_{name}": NONE
+        for name in ("start", "decode", "families", "parallel", "ttft")
+    },
     "tests/tools/conformance/test_conformance.py::test_case": (
         "1[569]-*-H",
         "[2-46]?-*-H",

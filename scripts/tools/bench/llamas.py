@@ -7,13 +7,14 @@ early.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from itertools import chain, islice, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
@@ -49,25 +50,24 @@ M700, B3 = Size(1536, 28, "bfloat16"), Size(3072, 28, "bfloat16")
 """Such as GPUs are asked to compute: 0.7 and 2.8 billion parameters."""
 
 
-def _spellings() -> Iterator[str]:
+def _words(vocabulary: int) -> list[str]:
     """All of one letter, then all of two, and so on: the beginning of a word is a word, as merges need it."""
-    return chain.from_iterable(map("".join, product(_LETTERS, repeat=length)) for length in (1, 2, 3))
-
-
-_WORDS = [f" {spelling}" for spelling in islice(_spellings(), VOCABULARY - 1 - FIRST_WORD)]
+    spellings = chain.from_iterable(map("".join, product(_LETTERS, repeat=length)) for length in (1, 2, 3, 4))
+    return [f" {spelling}" for spelling in islice(spellings, vocabulary - 1 - FIRST_WORD)]
 
 
 class Prompts:
     """Prompts that were never seen, from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, vocabulary: int = VOCABULARY) -> None:
         self._random = Random(seed)
+        self._words = _words(vocabulary)
 
     def ids(self, count: int) -> list[int]:
-        return [self._random.randrange(FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
+        return [FIRST_WORD + self._random.randrange(len(self._words)) for _ in range(count)]
 
     def text(self, count: int) -> str:
-        return "".join(_WORDS[token - FIRST_WORD] for token in self.ids(count))
+        return "".join(self._words[token - FIRST_WORD] for token in self.ids(count))
 
 
 def make_model(size: Size, seed: int) -> llama.Model:
@@ -88,12 +88,17 @@ def make_model(size: Size, seed: int) -> llama.Model:
 
 def write_model(directory: Path, model: llama.Model, size: Size) -> None:
     """As Hugging Face keeps models: what this runner and `transformers` open."""
-    architecture = {"architectures": ["LlamaForCausalLM"], "eos_token_id": END_TOKEN}
-    (directory / "config.json").write_text(json.dumps(architecture | config_of(size)))
+    write_files(directory, model, {"architectures": ["LlamaForCausalLM"], **config_of(size)}, VOCABULARY)
+
+
+def write_files(directory: Path, model: Module, config: Mapping[str, object], vocabulary: int) -> None:
+    """Writes any model with the tokenizer of these prompts, of which the last token is the end."""
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": vocabulary - 1, **config}))
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
     )
-    write_tokenizer(directory, byte_level([*ALL_BYTES, *(word.encode() for word in _WORDS)], [_END]))
+    words = (word.encode() for word in _words(vocabulary))
+    write_tokenizer(directory, byte_level([*ALL_BYTES, *words], [_END]))
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
 

@@ -18,6 +18,7 @@ from runner.settings import Settings, flags_of
 from runner.vlm import packages
 from scripts.tools import ROOT
 from scripts.tools.docs.imports import imports_svg
+from scripts.tools.docs.speed import families_table, known
 from scripts.tools.models.architectures import architectures
 from scripts.tools.models.packages import TEXTS
 
@@ -68,6 +69,15 @@ def architecture_table() -> str:
     return "\n".join([*rows, "", *_listed("All other architectures of mlx-lm, by their `model_type`:", others)]) + "\n"
 
 
+def speed_list() -> str:
+    """Returns what is known of the speed of each architecture, in a paragraph for each kind of layers."""
+    paragraphs = []
+    for kind, measured, others in known(sorted({*architectures()} - _NOT_RUNNING, key=str.casefold)):
+        introduction = f"**{kind}**: {'; '.join(measured)}. Not measured:" if measured else f"**{kind}**, not measured:"
+        paragraphs.append("\n".join(_listed(introduction, others)))
+    return "\n\n".join(paragraphs) + "\n"
+
+
 def remaining_list() -> str:
     """Returns the architectures that are left to Ollama's own runner as a Markdown list."""
     with_it = dict.fromkeys(DECIDERS, "; [with mlx-vlm](vlm.md) it is served here")
@@ -116,7 +126,13 @@ Parts = Mapping[str, Callable[[], str]]
 DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "flags.md": {"flags": flag_table},
     DOCS / "vlm.md": {"packages": packages_table},
-    DOCS / "models.md": {"architectures": architecture_table, "split": split_list, "remaining": remaining_list},
+    DOCS / "performance.md": {"families": families_table},
+    DOCS / "models.md": {
+        "architectures": architecture_table,
+        "speed": speed_list,
+        "split": split_list,
+        "remaining": remaining_list,
+    },
 }
 """The documents that have generated parts."""
 PICTURE = DOCS / "imports.svg"

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench import decode, embeddings, parallel, start, ttft
+from scripts.tools.bench import decode, embeddings, families, family_models, parallel, start, ttft
 from scripts.tools.bench.llamas import Size
 from scripts.tools.bench.machine import BLAS, Others
 from scripts.tools.bench.servers import BARE, OLLAMA, OURS, SIZES, Server, servers, this_runner
@@ -51,11 +51,16 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., F
         (parallel, "LENGTHS", (100,)),
         (parallel, "PREFIX_TOKENS", 60),
         (parallel, "PATIENCE_S", 0.5),
+        (families, "PROMPT_TOKENS", 40),
+        (families, "LONG_TOKENS", 60),
+        (families, "STREAM_TOKENS", 4),
     ):
         monkeypatch.setattr(module, name, value)
     for size in ("1M", "10M"):
         monkeypatch.setitem(SIZES, size, tiny)
     monkeypatch.setitem(SIZES, "10M-packed", Size(192, 1, bits=4))
+    for field, few in {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 3}.items():
+        monkeypatch.setitem(family_models.SHARED, field, few)
 
     def run(*words: str) -> Found:
         file = tmp_path / "found.json"
@@ -118,6 +123,14 @@ def test_embeddings(measured: Callable[..., Found], monkeypatch: pytest.MonkeyPa
     both = found["texts_per_s"]["small"]
     assert [len(both[way]) for way in (embeddings.AT_ONCE, embeddings.IN_TURN)] == [2, 2]
     assert [target["what"] for target in found["targets"]] == ["small, texts/s at once over in turn"]
+
+
+def test_families(measured: Callable[..., Found]) -> None:
+    found = measured("families", "--turns=1", "--only=qwen3")
+    assert {*found["ms"]} == {"llama", "qwen3"}
+    assert all(ms > 0 for (turn,) in found["ms"].values() for ms in turn.values())
+    llama, qwen = (found["parameters"][family] for family in ("llama", "qwen3"))
+    assert qwen["active"] == qwen["total"] == llama["total"] + 2 * 64, "the norms of queries and keys"
 
 
 @pytest.mark.parametrize(
