@@ -164,8 +164,8 @@ def check_bounds(table: _Kernels) -> None:
             call("from_float", pointer(floats(n)), size(n), row(n), kind)
             call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), number(1), row(n), kind)
             for factor in (None, floats(n)):
-                steps = [_Step(what, what, what if what < 11 else -1, 0.5) for what in range(12)]
-                formula = ctypes.byref(_Formula(12, (_Step * 12)(*steps)))
+                every = [_Step(what, what, what if what < 11 else -1, 0.5) for what in range(12)]
+                formula = ctypes.byref(_Formula(12, (_Step * 12)(*every)))
                 call("apply", formula, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))
                 parts = pointer(factor), pointer(factor), number(1e-5)
                 call("layer_norm", pointer(floats(n)), size(n), *parts, pointer(floats(n)))
