@@ -15,7 +15,7 @@ struct Convolved {
 
   static bool fits(const array &x, const array &weight, int dilation, int groups) {
     return x.dtype() == mx::float32 && weight.dtype() == mx::float32 && x.ndim() == 3 && weight.ndim() == 3 && groups == x.shape(2) && groups == weight.shape(0) &&
-           groups >= 16 && weight.shape(2) == 1 && weight.shape(1) >= FEWEST_TAPS && weight.shape(1) <= MOST_TAPS && dilation > 0 && x.shape(1) > (weight.shape(1) - 1) * dilation;
+           groups >= 16 && weight.shape(2) == 1 && weight.shape(1) >= FEWEST_TAPS && weight.shape(1) <= MOST_TAPS && dilation > 0 && x.shape(1) > (weight.shape(1) - 1) * (int64_t)dilation;
   }
   array original(const Arrays &in, mx::StreamOrDevice s) const {
     array y = own_conv1d(own_concatenate({in.begin(), in.begin() + parts}, 1, s), in[parts], 1, 0, dilation, in[0].shape(2), s);

@@ -26,7 +26,7 @@ enum {
 struct Step {
   int what, first, second; /* 0: the number itself; i: what step i - 1 made; CONSTANT */
   float constant;
-  bool operator==(const Step &) const = default;
+  bool operator==(const Step &other) const { return !__builtin_memcmp(this, &other, sizeof other); } /* 0 and -0 differ */
 };
 struct Formula {
   int count;

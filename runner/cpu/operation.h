@@ -86,9 +86,9 @@ array temporary(mx::Shape shape, mx::Dtype type, mx::cpu::CommandEncoder &encode
   encoder.add_temporary(a);
   return a;
 }
-/* Memory for `rows` rows of k numbers, a line of the cache or more, while an operation runs. */
+/* Memory for `rows` rows of k numbers while an operation runs. */
 float *room_for(size_t rows, size_t k, mx::cpu::CommandEncoder &encoder) {
-  return aligned(temporary({(int)rows + 1, (int)k}, mx::float32, encoder).data<float>());
+  return aligned(temporary({(int)rows + 1, (int)std::max<size_t>(k, LINE / sizeof(float))}, mx::float32, encoder).data<float>());
 }
 
 enum { MOST_AXES = 8 };
@@ -196,6 +196,7 @@ template <typename Operation> class Fast : public mx::Primitive {
   Fast(mx::Stream stream, Operation operation) : Primitive(stream), operation(std::move(operation)) {}
   const char *name() const override { return Operation::name; }
   void eval_cpu(const Arrays &in, Arrays &out) override {
+    if (!kernels) throw std::runtime_error("The kernels were switched off after this operation was made.");
     calls++;
     auto &encoder = mx::cpu::get_command_encoder(stream());
     if constexpr (Several<Operation>) {

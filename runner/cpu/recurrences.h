@@ -23,9 +23,19 @@ struct Recurrence {
 
   /* Says what is wrong with the inputs: by axis, their sizes are those of the state. */
   void check(const Arrays &in) const {
-    bool fits = in.size() == inputs() + 1 + masked && state(in).dtype() == mx::float32 && values(in).size() > 0;
-    for (size_t i = 0; fits && i < inputs(); i++) fits = is_float(in[i]);
-    if (fits && masked) fits = in.back().dtype() == mx::bool_ && in.back().ndim() == 2;
+    static constexpr const char *last_axes[] = {"ccrhhh", "ccrhh", "cccrcc", "rrcccr", "rr"}; /* rows, columns or heads of the state */
+    const int axes = by_heads() ? 4 : rule == LINEAR ? 2 : 3;
+    bool fits = in.size() == inputs() + 1 + masked && state(in).dtype() == mx::float32 && state(in).ndim() == (size_t)axes && values(in).size() > 0;
+    const mx::Shape tokens = fits ? mx::Shape{values(in).shape(0), values(in).shape(1)} : mx::Shape{}, of = fits ? state(in).shape() : mx::Shape{};
+    fits = fits && of[0] == tokens[0];
+    for (size_t i = 0; fits && i < inputs(); i++) {
+      const mx::Shape &shape = in[i].shape();
+      const char last = rule == DELTA && i == 3 && shape.size() == 4 ? 'c' : last_axes[rule][i];
+      fits = is_float(in[i]) && shape.size() >= 1 && shape.back() == (last == 'r' ? of[rule == LINEAR ? 1 : axes - 2] : last == 'c' ? of.back() : of[1]);
+      if (fits && shape.size() > 2) fits = shape[0] == tokens[0] && shape[1] == tokens[1];
+      if (fits && shape.size() == 4) fits = shape[2] > 0 && of[1] % shape[2] == 0;
+    }
+    if (fits && masked) fits = in.back().dtype() == mx::bool_ && in.back().shape() == tokens;
     if (!fits) throw std::invalid_argument("[runner_scan] These inputs are not those of the rule.");
   }
 
@@ -105,10 +115,10 @@ struct Gating {
   std::vector<mx::Shape> shapes(const Arrays &in) const { return {in[0].shape(), in.back().ndim() == 1 ? in[0].shape() : in.back().shape()}; }
   std::vector<mx::Dtype> types() const { return {mx::float32, mx::float32}; }
   void check(const Arrays &in) const {
-    bool fits = (in.size() == 4 || in.size() == 5) && in[0].ndim() >= 3 && in[0].ndim() <= 4 && in[3].size() == 4 && in[3].dtype() == mx::float32;
+    bool fits = (in.size() == 4 || in.size() == 5) && in[0].ndim() >= 3 && in[0].ndim() <= 4 && in[0].size() > 0 && in[3].size() == 4 && in[3].dtype() == mx::float32;
     const size_t n = fits ? in[0].size() / in[0].shape(0) / in[0].shape(1) : 0;
     for (size_t i = 0; fits && i < in.size(); i++) fits = is_float(in[i]) && (i < 1 || i > 2 || (in[i].size() > 0 && n % in[i].size() == 0));
-    if (!fits || in[0].size() == 0) throw std::invalid_argument("[runner_gates] These inputs are not those of gates.");
+    if (!fits) throw std::invalid_argument("[runner_gates] These inputs are not those of gates.");
   }
 
   void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
