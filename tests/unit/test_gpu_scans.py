@@ -126,7 +126,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kernels = Kernels(metal=request.param == "metal")
     with pytest.MonkeyPatch.context() as patch:
         _forget()
-        patch.setattr(kernel, "_on_cpu", lambda: False)
+        patch.setattr(kernel, "on_cpu", lambda: False)
         patch.setattr(mx.metal, "is_available", lambda: request.param == "metal")
         patch.setattr(mx.fast, f"{request.param}_kernel", kernels.make)
         for case in SMALL:
@@ -160,7 +160,7 @@ def test_scans_for_gpus_are_exact_whatever_the_cuts_and_rows(runs: Runs, case: C
 def test_macs_use_mlx_lms_kernel_where_it_has_one(
     monkeypatch: pytest.MonkeyPatch, *, metal: bool, width: int, theirs: bool
 ) -> None:
-    monkeypatch.setattr(kernel, "_on_cpu", lambda: False)
+    monkeypatch.setattr(kernel, "on_cpu", lambda: False)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     ours, mlx_lms = (mx.array(0), mx.array(1)), (mx.array(2), mx.array(3))
     monkeypatch.setattr(functions, "scan", lambda *_: ours)

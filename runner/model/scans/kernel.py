@@ -1,7 +1,8 @@
 """The kernel of recurrences: a state S for each text and head, and one update of it for each token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -36,15 +37,9 @@ class Rule(Enum):
         return names.index("v" if "v" in names else "x")
 
 
-_Kernel = Callable[..., Sequence[mx.array]]
-_made: dict[tuple[Rule, bool], _Kernel] = {}
-
-
 def available(rule: Rule, *, metal: bool = True) -> bool:
     """Returns True if the device has a kernel for `rule`. `metal` is False if mlx-lm has one of its own for Macs."""
-    if _on_cpu():
-        return _kernel(rule, masked=False) is not None
-    return metal or not mx.metal.is_available()
+    return cpu_kernel(_name(rule)) is not None if on_cpu() else metal or not mx.metal.is_available()
 
 
 def scan(
@@ -66,8 +61,8 @@ def scan(
     if mask is not None:
         arrays["mask"] = mask
     dtype = dtype or values.dtype
-    if _on_cpu():
-        kernel, launch = _kernel(rule, mask is not None), gpu.Launch((), (1, 1, 1), (1, 1, 1))
+    if on_cpu():
+        kernel, launch = cpu_kernel(_name(rule)), gpu.Launch((), (1, 1, 1), (1, 1, 1))
     else:
         shapes, kinds = zip(*((array.shape, array.dtype) for array in arrays.values()), strict=True)
         kernel, launch = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
@@ -82,18 +77,26 @@ def scan(
     return y, after
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
+    """Returns True if this process computes on the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def _kernel(rule: Rule, masked: bool) -> _Kernel | None:
-    """Returns the CPU's kernel for `rule`, or None. It is one of `runner.cpu`, which stands in front of MLX's function
-    and needs no source."""
-    if (rule, masked) not in _made:
-        names = [*rule.value.split(), "state", *["mask"] * masked]
-        try:
-            made: Any = mx.fast.cuda_kernel(f"runner_scan_{rule.name.lower()}", names, ["y", "after"], "")
-        except RuntimeError:
-            return None
-        _made[rule, masked] = made
-    return _made[rule, masked]
+def cpu_kernel(name: str) -> gpu.Kernel | None:
+    """Returns a kernel of `runner.cpu`, or None if these are not in front of MLX. It needs no source, and is called as
+    MLX's own kernels are."""
+    try:
+        return _made(name)
+    except RuntimeError:
+        return None
+
+
+@cache
+def _made(name: str) -> gpu.Kernel:
+    kernel: Any = mx.fast.cuda_kernel(f"runner_{name}", [], [], "")
+    made: gpu.Kernel = kernel
+    return made
+
+
+def _name(rule: Rule) -> str:
+    return f"scan_{rule.name.lower()}"
