@@ -42,25 +42,29 @@ class Parameters(NamedTuple):
 
 def config_of(family: str) -> Config:
     """Returns the contents of `config.json`."""
-    return {"model_type": family, **SHARED, **_TABLES[family]}
+    config = {"model_type": family, **SHARED, **_TABLES[family]}
+    return {**config, "text_config": config} if family == "qwen3_5" else config
 
 
 def make(family: str, seed: int, directory: Path) -> Parameters:
     """Writes the model: the same for the same seed. Returns its size."""
-    config = config_of(family)
-    module = module_of(family)
-    whole = {**config, "text_config": config} if family == "qwen3_5" else config
     mx.random.seed(seed)
-    model = module.Model(module.ModelArgs.from_dict(whole))
-    if getattr(model, "tie_word_embeddings", None) is False and config["tie_word_embeddings"]:
-        model.sanitize({})  # without a head among the weights the module ties it
-    found = count(model, next((cast("int", config[name]) for name in _CHOSEN if name in config), 0))
+    model, size = build(family)
     quantize(model, GROUP_SIZE, BITS, class_predicate=_is_packed)
     model.update(tree_map_with_path(_random, model.parameters()))
     mx.eval(model.parameters())
     packing = {"quantization": {"group_size": GROUP_SIZE, "bits": BITS}}
-    write_files(directory, model, {**whole, **packing}, VOCABULARY)
-    return found
+    write_files(directory, model, {**config_of(family), **packing}, VOCABULARY)
+    return size
+
+
+def build(family: str) -> tuple[Module, Parameters]:
+    """Returns mlx-lm's module, which is not packed, and its size."""
+    config, module = config_of(family), module_of(family)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    if getattr(model, "tie_word_embeddings", None) is False and config["tie_word_embeddings"]:
+        model.sanitize({})  # without a head among the weights the module ties it
+    return model, count(model, next((cast("int", config[name]) for name in _CHOSEN if name in config), 0))
 
 
 def count(model: Module, chosen: int) -> Parameters:
