@@ -29,7 +29,7 @@ struct Recurrence {
     if (!fits) throw std::invalid_argument("[runner_scan] These inputs are not those of the rule.");
   }
 
-  /* An input as float32, with zeros behind each of its last axes up to the width of vectors if it lies along them. */
+  /* An input as float32, with zeros after each row up to the width of vectors if its rows lie along them. */
   Floats floats(array a, bool vector, int heads, mx::cpu::CommandEncoder &encoder) const {
     const int axes = (int)a.ndim();
     mx::Strides strides = a.strides();

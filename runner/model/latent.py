@@ -17,7 +17,7 @@ import mlx.core as mx
 
 _PRODUCTS = ("embed_q", "unembed_out")
 _FEW = 16
-"""So many new tokens cost about as much in the absorbed form if they have no context, and less if they have one."""
+"""New tokens up to which the absorbed form costs about as much as the other without a context, and less with one."""
 
 
 class _Attention(Protocol):

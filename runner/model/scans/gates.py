@@ -1,5 +1,5 @@
-"""The decays of recurrences and what stands beside them. On CPUs our kernels compute both in one operation, from inputs
-of any float type and in float32; elsewhere mlx-lm's functions do."""
+"""The decays of recurrences, with their steps or factors. On CPUs one operation of our kernels computes both, from
+floats of any type to float32; elsewhere mlx-lm's functions do."""
 
 from functools import cache
 
@@ -44,8 +44,6 @@ def _computed(
         inputs=[x, bias, logarithms, _numbers(*limits), *other],
         output_shapes=[x.shape, (other[0] if other else x).shape],
         output_dtypes=[mx.float32] * 2,
-        grid=(1, 1, 1),
-        threadgroup=(1, 1, 1),
     )
     return decays, beside
 

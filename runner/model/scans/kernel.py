@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,9 +13,9 @@ from runner.model.scans import gpu
 class Rule(Enum):
     """The rules of updates. A value is the names of the inputs.
 
-    A state has `Dv` rows of `Dk` columns, in float32. B texts have T tokens each. Of a token, `k`, `q` and whatever
-    else has `Dk` columns are vectors [Dk], and `v` is a vector [Dv]. H heads of values may share the vectors of fewer
-    heads of keys.
+    A state has `Dv` rows of `Dk` columns, in float32. B texts have T tokens each. For each token `v` is a vector [Dv];
+    `k`, `q` and the other inputs along columns are vectors [Dk]. H heads of values may share the vectors of fewer heads
+    of keys.
     """
 
     DECAY = "q k v g beta skip"
@@ -39,7 +39,9 @@ class Rule(Enum):
 
 def available(rule: Rule, *, metal: bool = True) -> bool:
     """Returns True if the device has a kernel for `rule`. `metal` is False if mlx-lm has one of its own for Macs."""
-    return cpu_kernel(_name(rule)) is not None if on_cpu() else metal or not mx.metal.is_available()
+    if on_cpu():
+        return cpu_kernel(_name(rule)) is not None
+    return metal or not mx.metal.is_available()
 
 
 def scan(
@@ -62,18 +64,14 @@ def scan(
         arrays["mask"] = mask
     dtype = dtype or values.dtype
     if on_cpu():
-        kernel, launch = cpu_kernel(_name(rule)), gpu.Launch((), (1, 1, 1), (1, 1, 1))
+        kernel = cpu_kernel(_name(rule))
     else:
         shapes, kinds = zip(*((array.shape, array.dtype) for array in arrays.values()), strict=True)
-        kernel, launch = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
+        kernel = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
     if kernel is None:
         raise RuntimeError(f"this device has no kernel for {rule.name}")
-    y, after = kernel(
-        inputs=[*arrays.values()],
-        output_shapes=[values.shape, state.shape],
-        output_dtypes=[dtype, mx.float32],
-        **launch._asdict(),
-    )
+    like = {"output_shapes": [values.shape, state.shape], "output_dtypes": [dtype, mx.float32]}
+    y, after = kernel(inputs=[*arrays.values()], **like)
     return y, after
 
 
@@ -94,8 +92,7 @@ def cpu_kernel(name: str) -> gpu.Kernel | None:
 @cache
 def _made(name: str) -> gpu.Kernel:
     kernel: Any = mx.fast.cuda_kernel(f"runner_{name}", [], [], "")
-    made: gpu.Kernel = kernel
-    return made
+    return partial(kernel, grid=(1, 1, 1), threadgroup=(1, 1, 1))
 
 
 def _name(rule: Rule) -> str:

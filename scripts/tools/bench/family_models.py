@@ -25,12 +25,12 @@ from mlx_lm.models.switch_layers import SwitchLinear
 Config = Mapping[str, object]
 _TABLES: dict[str, dict[str, object]] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
 SHARED = _TABLES.pop("shared")
-"""What the configurations of all families say."""
+"""The fields of all configurations."""
 FAMILIES = tuple(_TABLES)
 VOCABULARY = cast("int", SHARED["vocab_size"])
 BITS = 4
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token")
-_DEVIATION = (2 ** (2 * BITS) - 1) ** 0.5 / 12**0.5  # of random numbers of so many bits
+_DEVIATION = (2 ** (2 * BITS) - 1) ** 0.5 / 12**0.5  # of random numbers of BITS bits
 
 
 class Parameters(NamedTuple):

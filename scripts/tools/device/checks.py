@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version
 from statistics import median
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -75,9 +74,9 @@ def architecture_rows(name: str) -> Iterator[Row]:
         few, many = nodes.count(tiny)
         if many > few:
             yield Row(name, f"{few} nodes for {nodes.LENGTHS[0]} tokens, {many} for {nodes.LENGTHS[1]}", good=False)
-        with _scans() as calls:
+        with patch.object(functions, "scan", wraps=vars(functions)["scan"]) as scan:
             whole = _logits(tiny, [24])
-        if not calls:
+        if not scan.called:
             return
         with patch.object(functions, "available", lambda *_, **__: False):
             theirs = _logits(tiny, [24])
@@ -85,19 +84,6 @@ def architecture_rows(name: str) -> Iterator[Row]:
         yield Row(name, "{:.0e} from mlx-lm's loop, {:.0e} in parts".format(*away), max(away) < _NOISE)
     except (ImportError, RuntimeError, ValueError) as error:
         yield Row(name, f"{type(error).__name__}: {error}", good=False)
-
-
-@contextmanager
-def _scans() -> Iterator[list[object]]:
-    """Counts the scans that models call."""
-    calls, scan = list[object](), cast("Callable[..., tuple[mx.array, mx.array]]", vars(functions)["scan"])
-
-    def counted(*args: object) -> tuple[mx.array, mx.array]:
-        calls.append(args[0])
-        return scan(*args)
-
-    with patch.object(functions, "scan", counted):
-        yield calls
 
 
 def _logits(tiny: Tiny, lengths: Sequence[int]) -> mx.array:
@@ -115,7 +101,7 @@ def _apart(mine: mx.array, theirs: mx.array) -> float:
 
 
 def own_delta_row() -> Row:
-    """Tells if MLX has a kernel of its own here: then compare `mx.fast.gated_delta_update` with ours."""
+    """Says if MLX has a kernel of its own here; then compare `mx.fast.gated_delta_update` with ours."""
     inputs = ((mx.zeros((1, length, 2, 128)), mx.zeros((1, length, 2))) for length in nodes.LENGTHS)
     few, many = (nodes.of_graph(*mx.fast.gated_delta_update(q, q, q, gates, gates)) for q, gates in inputs)
     return Row("MLX's own gated delta net", "a loop over tokens" if many > few else "A KERNEL: is it faster than ours?")
