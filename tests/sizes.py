@@ -10,14 +10,14 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 5_300,
+    "runner/model": 5_660,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
     "runner/cache": 4_030,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_840,
-    "runner/*.py": 1_920,
+    "runner/*.py": 1_970,
     "runner/ranks": 1_640,
     "runner/tokenizer": 1_490,
     "runner/embeddings": 1_330,
@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 62_130,
-    "runner": 44_440,
-    "scripts": 16_310,
-    "core": 15_450,
+    "tests": 62_910,
+    "runner": 44_810,
+    "scripts": 17_350,
+    "core": 15_780,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

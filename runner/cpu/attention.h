@@ -19,8 +19,8 @@ int oldest_of(const array &k) {
   return oldest;
 }
 
-/* Heads of one head of keys that a thread computes: so few that there is work for all, so many that keys are not read
- * again and again. */
+/* Heads that a thread computes together if all have the same keys. Fewer of them give work to more threads; more of them
+ * read the keys less often. */
 const int MOST_TOGETHER = 8, LEAST_TOGETHER = 3;
 
 struct FusedAttention {

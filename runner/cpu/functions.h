@@ -44,13 +44,10 @@ struct NormedRows {
     array weight = weighted ? whole(in[1], encoder) : x;
     encoder.dispatch([self = *this, rows = Rows(x), gates = Rows(gates), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
                       weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
-      const int part = 32, parts = (int)((rows.count + part - 1) / part);
-      each(parts, shares(rows.count, rows.count * n), [&](int i) {
-        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++) {
-          char *normed = out + row * bytes;
-          kernels->rms_norm(rows[row], type, n, weight, weight_type, self.eps, self.factor, normed, out_type);
-          if (self.gate.count) kernels->apply(self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
-        }
+      each_row(rows.count, 32, rows.count * n, [&](size_t row) {
+        char *normed = out + row * bytes;
+        kernels->rms_norm(rows[row], type, n, weight, weight_type, self.eps, self.factor, normed, out_type);
+        if (self.gate.count) kernels->apply(self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
       });
     });
   }
@@ -68,11 +65,7 @@ struct CentredRows {
     array x = with_rows(in[0], encoder);
     const float *weights = weight ? whole(in[1], encoder).data<float>() : nullptr, *biases = bias ? whole(in.back(), encoder).data<float>() : nullptr;
     encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), weights, biases, out = out.data<float>()] {
-      const int part = 32, parts = (int)((rows.count + part - 1) / part);
-      each(parts, shares(rows.count, rows.count * n), [&](int i) {
-        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
-          kernels->layer_norm((const float *)rows[row], n, weights, biases, eps, out + row * n);
-      });
+      each_row(rows.count, 32, rows.count * n, [&](size_t row) { kernels->layer_norm((const float *)rows[row], n, weights, biases, eps, out + row * n); });
     });
   }
 };

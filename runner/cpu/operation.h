@@ -78,6 +78,13 @@ template <typename F> void each(int count, Sharing sharing, const F &f) {
     for (int i = 0; i < count; i++) f(i);
 }
 
+/* Calls f with each of `rows` rows, in parts of `part` rows; `work` is what all take, in multiplications. */
+template <typename F> void each_row(size_t rows, size_t part, size_t work, const F &f) {
+  each((int)((rows + part - 1) / part), shares(rows, work), [&](int i) {
+    for (size_t row = i * part; row < std::min(rows, (i + 1) * part); row++) f(row);
+  });
+}
+
 void allocate(array &a) { a.set_data(mx::allocator::malloc(a.nbytes())); }
 
 array temporary(mx::Shape shape, mx::Dtype type, mx::cpu::CommandEncoder &encoder) {

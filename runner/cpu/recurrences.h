@@ -39,7 +39,7 @@ struct Recurrence {
     if (!fits) throw std::invalid_argument("[runner_scan] These inputs are not those of the rule.");
   }
 
-  /* An input as float32, with zeros behind each of its last axes up to the width of vectors if it lies along them. */
+  /* An input as float32, with zeros after each row up to the width of vectors if its rows lie along them. */
   Floats floats(array a, bool vector, int heads, mx::cpu::CommandEncoder &encoder) const {
     const int axes = (int)a.ndim();
     mx::Strides strides = a.strides();
@@ -144,21 +144,18 @@ struct Gating {
         memset((i ? rates : bias) + all, 0, sizeof(float) * table->width);
       }
       table->apply({1, {{EXP, 0, CONSTANT, 0}}}, rates, nullptr, rates, all);
-      const size_t part = 64;
-      each((int)((count + part - 1) / part), shares(count, count * all * 16), [&](int i) {
+      each_row(count, 64, count * all * 16, [&](size_t token) {
         float *floats = scratch(std::max(width, n) + table->width);
-        for (size_t token = i * part; token < std::min(count, (i + 1) * part); token++) {
-          for (size_t head = 0; head < heads; head++) {
-            const size_t row = token * heads + head;
-            const Gates a = {width, bias + head * width, rates + head * width, limits[0], limits[1], limits[2]};
-            if (type != F32) table->to_float(rows[row], type, width, floats);
-            table->gates(a, type != F32 ? floats : (const float *)rows[row], decays + row * width, both ? nullptr : second + row * width);
-          }
-          if (!both) continue;
-          table->to_float(others[token], other_type, n, floats);
-          table->apply({1, {{SIGMOID, 0, CONSTANT, 0}}}, floats, nullptr, second + token * n, n);
-          for (size_t j = 0; j < n; j++) second[token * n + j] *= limits[3];
+        for (size_t head = 0; head < heads; head++) {
+          const size_t row = token * heads + head;
+          const Gates a = {width, bias + head * width, rates + head * width, limits[0], limits[1], limits[2]};
+          if (type != F32) table->to_float(rows[row], type, width, floats);
+          table->gates(a, type != F32 ? floats : (const float *)rows[row], decays + row * width, both ? nullptr : second + row * width);
         }
+        if (!both) return;
+        table->to_float(others[token], other_type, n, floats);
+        table->apply({1, {{SIGMOID, 0, CONSTANT, 0}}}, floats, nullptr, second + token * n, n);
+        for (size_t j = 0; j < n; j++) second[token * n + j] *= limits[3];
       });
     });
   }

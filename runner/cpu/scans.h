@@ -90,7 +90,7 @@ void scan_unit(const Scan &a, const float *const *base, const int *tokens, int l
   }
 }
 
-/* Rows `from` to `to`, at most SCANNED, of the state of one head of one text. `scratch` holds so many rows. */
+/* Rows `from` to `to`, at most SCANNED, of the state of one head of one text. `scratch` holds SCANNED rows. */
 void scan(const Scan &a, int batch, int head, int from, int to, float *scratch) {
   const float *base[6];
   for (int i = 0; i < 6; i++) base[i] = a.in[i].p + batch * a.in[i].batch + head / a.in[i].heads_each * a.in[i].head;

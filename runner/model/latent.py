@@ -10,14 +10,14 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Protocol, cast
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
 _PRODUCTS = ("embed_q", "unembed_out")
 _FEW = 16
-"""So many new tokens cost about as much in the absorbed form if they have no context, and less if they have one."""
+"""New tokens up to which the absorbed form costs about as much as the other without a context, and less with one."""
 
 
 class _Attention(Protocol):
@@ -32,11 +32,12 @@ def is_absorbed(queries: int, keys: int, rank: int, width: int) -> bool:
     return queries <= _FEW or queries * (width + 2 * keys) * rank <= keys * (rank + queries) * width
 
 
-def choose_form(model: Module) -> None:
-    """Makes the latent attention of a model choose its form by `is_absorbed`. Changes mlx-lm's classes, once."""
-    for kind in {type(each) for each in model.modules() if all(name in each for name in _PRODUCTS)}:
-        if "_is_absorbed" not in vars(kind):
-            kind._is_absorbed, kind.__call__ = _choose, _rewritten(kind)
+def choose_form(kind: type) -> None:
+    """Makes a class of mlx-lm choose by `is_absorbed`, if it is a latent attention. Changes the class once."""
+    own = vars(kind).get("__call__")
+    if inspect.isfunction(own) and {*_PRODUCTS} <= {*own.__code__.co_names} and "_is_absorbed" not in vars(kind):
+        setattr(kind, "_is_absorbed", _choose)  # noqa: B010  mlx-lm's classes have no such method
+        setattr(kind, "__call__", _rewritten(own))  # noqa: B010
 
 
 def _choose(self: _Attention, queries: int, latents: mx.array) -> bool:
@@ -56,14 +57,13 @@ class _Choices(ast.NodeTransformer):
         return node
 
 
-def _rewritten(kind: type) -> Callable[..., mx.array]:
+def _rewritten(own: FunctionType) -> Callable[..., mx.array]:
     """Returns the forward of an attention with other conditions. Its masks are arrays, as the absorbed form needs."""
-    own = kind.__call__
     lines, first = inspect.getsourcelines(own)
     tree = _Choices().visit(ast.parse(textwrap.dedent("".join(lines))))
     ast.increment_lineno(ast.fix_missing_locations(tree), first - 1)
     names: dict[str, object] = {}
-    exec(compile(tree, inspect.getfile(own), "exec"), own.__globals__, names)  # noqa: S102 - mlx-lm's own source
+    exec(compile(tree, own.__code__.co_filename, "exec"), own.__globals__, names)  # noqa: S102 - mlx-lm's own source
     make_mask = own.__globals__["create_attention_mask"]
     own.__globals__["create_attention_mask"] = partial(make_mask, return_array=True)
     return cast("Callable[..., mx.array]", names["__call__"])

@@ -23,8 +23,8 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
 
 from runner.errors import ModelError
-from runner.model import scans
 from runner.model.architectures import DECIDERS, Config
+from runner.model.forwards import replace_forwards
 from runner.vlm import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
@@ -78,7 +78,7 @@ def import_package(package: str) -> ModuleType:
         raise ModelError(f"mlx-vlm's module cannot be imported: {error}") from error
     finally:
         logging.disable(logging.NOTSET)
-    scans.replace_loops()
+    replace_forwards()
     return classes
 
 

@@ -1,5 +1,5 @@
-// What CUDA and Metal give to a kernel, for a kernel that is compiled as C++: the 32 lanes of a warp take turns, each on
-// a stack of its own, from one exchange between lanes to the next.
+// Stands in for CUDA and Metal around a kernel that is compiled as C++: the 32 lanes of a warp take turns, each on a
+// stack of its own, from one exchange between lanes to the next.
 #include <array>
 #include <cmath>
 #include <cstdint>

@@ -126,7 +126,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kernels = Kernels(metal=request.param == "metal")
     with pytest.MonkeyPatch.context() as patch:
         _forget()
-        patch.setattr(kernel, "_on_cpu", lambda: False)
+        patch.setattr(kernel, "on_cpu", lambda: False)
         patch.setattr(mx.metal, "is_available", lambda: request.param == "metal")
         patch.setattr(mx.fast, f"{request.param}_kernel", kernels.make)
         for case in SMALL:
@@ -160,7 +160,7 @@ def test_scans_for_gpus_are_exact_whatever_the_cuts_and_rows(runs: Runs, case: C
 def test_macs_use_mlx_lms_kernel_where_it_has_one(
     monkeypatch: pytest.MonkeyPatch, *, metal: bool, width: int, theirs: bool
 ) -> None:
-    monkeypatch.setattr(kernel, "_on_cpu", lambda: False)
+    monkeypatch.setattr(kernel, "on_cpu", lambda: False)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     ours, mlx_lms = (mx.array(0), mx.array(1)), (mx.array(2), mx.array(3))
     monkeypatch.setattr(functions, "scan", lambda *_: ours)
@@ -171,15 +171,15 @@ def test_macs_use_mlx_lms_kernel_where_it_has_one(
 
 
 def test_each_source_that_mlx_writes_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one name and template MLX compiles whatever came last: again and again if the sources take turns."""
-    monkeypatch.setattr(gpu, "_kernel", lambda *_: None)
+    """MLX keeps one source for a name and a template: sources that take turns are compiled again and again."""
+    monkeypatch.setattr(gpu, "_kernel", lambda *_: print)
 
     def template(heads: int, kind: mx.Dtype, *, metal: bool) -> object:
         monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
         gpu.prepared.cache_clear()
         shapes = (1, 1, 8), (1, 1, 8), (1, heads)
-        launch = gpu.prepared("LINEAR", ("x", "a", "state"), shapes, (kind, kind, mx.float32), mx.float32)[1]
-        return [word for word in launch.template if word[0] != "Dv"]
+        kernel = gpu.prepared("LINEAR", ("x", "a", "state"), shapes, (kind, kind, mx.float32), mx.float32)
+        return [word for word in kernel.keywords["template"] if word[0] != "Dv"]
 
     assert template(7, mx.float32, metal=True) != template(8, mx.float32, metal=True)
     assert template(7, mx.float32, metal=False) == template(8, mx.float32, metal=False)

@@ -399,7 +399,7 @@ NORMED: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "silu behind it": lambda norm, z: norm * (z * mx.sigmoid(z)),
     "a gate": lambda norm, z: norm * mx.sigmoid(z),
 }
-"""What a norm is multiplied by."""
+"""Products of a norm and a factor."""
 
 
 @pytest.mark.parametrize("form", NORMED)

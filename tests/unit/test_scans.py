@@ -2,24 +2,25 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.model.scans import functions, replace_loops
+from runner.model.forwards import replace_forwards
+from runner.model.scans import functions
 from runner.model.scans.gates import delta_gates, step_gates
 from runner.model.scans.kernel import Rule, scan
+from scripts.tools.device import scans
+from scripts.tools.device.scans import Case
 from scripts.tools.models.architectures import build
 from tests.lib.kernels import in_front, use
 from tests.unit.test_kernels import FLOATS, assert_close, made, wide
 
 pytestmark = pytest.mark.skipif(not in_front(), reason="the kernels are not in front of MLX")
-_Array = np.ndarray[Any, np.dtype[np.float64]]
-_Results = tuple[mx.array, mx.array]
 
 
 @pytest.fixture(autouse=True)
@@ -29,136 +30,49 @@ def _one_thread() -> Iterator[None]:
     use(16)
 
 
-class Sizes(NamedTuple):
-    texts: int
-    tokens: int
-    key_heads: int
-    heads: int
-    rows: int
-    columns: int
-
-
-class Case(NamedTuple):
-    """A rule; `channels` if its decay has a factor for each column."""
-
-    rule: Rule
-    channels: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.rule.name}{'-channels' if self.channels else ''}"
-
-    def inputs(self, sizes: Sizes, dtype: str = "float32") -> tuple[list[mx.array], mx.array]:
-        """Returns inputs that keep states from growing, and a state."""
-        texts, tokens, key_heads, heads, rows, columns = sizes
-        many = self.rule in (Rule.SELECTIVE, Rule.LINEAR)
-        heads_of = dict.fromkeys("qkrwab", heads if self.rule is Rule.WKV else key_heads)
-        shapes: dict[str, tuple[int, ...]] = {name: (texts, tokens, count, columns) for name, count in heads_of.items()}
-        shapes |= {"g": (texts, tokens, heads, *[columns] * self.channels), "beta": (texts, tokens, heads)}
-        shapes |= {"skip": (heads,), "v": (texts, tokens, heads, rows)}
-        if many:
-            shapes |= dict.fromkeys(("x", "dt", "a"), (texts, tokens, rows)) | {"A": (rows, columns), "D": (rows,)}
-            shapes |= dict.fromkeys("BC", (texts, tokens, columns))
-        found = []
-        for seed, name in enumerate(self.rule.value.split()):
-            x = made(*shapes[name], seed=seed)
-            if name in "gw" or name in ("beta", "dt") or (name == "a" and many):
-                x = mx.sigmoid(x) * (2 if name == "beta" else 1)
-            elif name == "A":
-                x = -mx.abs(x)
-            elif name in "kab":
-                x = x / 2 / columns**0.5
-            found.append(x.astype(getattr(mx, dtype)))
-        shape = (texts, rows) if self.rule is Rule.LINEAR else (texts, *[heads] * (not many), rows, columns)
-        return found, made(*shape, seed=9)
-
-
-CASES = [Case(rule) for rule in Rule] + [Case(Rule.DELTA, channels=True)]
-
-
-def by_loop(
-    rule: Rule, inputs: Sequence[mx.array], state: mx.array, mask: "np.ndarray[Any, Any] | None"
-) -> list[_Array]:
-    """Returns the outputs and the last state, by a loop in float64."""
-    given, s = dict(zip(rule.value.split(), map(wide, inputs), strict=True)), wide(state)
-    values = wide(inputs[rule.values])
-    out = np.zeros_like(values)
-    keys = {name for name in given if name in "qk" and rule is not Rule.WKV}
-    for t in range(values.shape[1]):
-        now = {name: x[:, t] if x.ndim > 2 else x for name, x in given.items()}
-        now |= {name: np.repeat(now[name], s.shape[1] // now[name].shape[1], axis=1) for name in keys}
-        y, new = _step(rule, SimpleNamespace(**now), s)
-        kept = np.ones(len(s), bool) if mask is None else mask[:, t]
-        out[kept, t], s = y[kept], np.where(kept.reshape(-1, *[1] * (s.ndim - 1)), new, s)
-    return [out, s]
-
-
-def _step(rule: Rule, at: Any, s: _Array) -> tuple[_Array, _Array]:
-    def outer(rows: _Array, columns: _Array) -> _Array:
-        product: _Array = rows[..., :, None] * columns[..., None, :]
-        return product
-
-    def times(matrix: _Array, vector: _Array) -> _Array:
-        product: _Array = (matrix @ vector[..., None])[..., 0]
-        return product
-
-    if rule is Rule.LINEAR:
-        return (h := at.a * s + at.x), h
-    if rule is Rule.SELECTIVE:
-        s = np.exp(at.dt[..., None] * at.A) * s + outer(at.dt * at.x, at.B[:, :])
-        return times(s, at.C) + at.D * at.x, s
-    if rule is Rule.WKV:
-        s = s * at.w[..., None, :] + outer(at.v, at.k) + outer(times(s, at.a), at.b)
-        return times(s, at.r), s
-    s = s * (at.g[..., None, :] if at.g.ndim == 3 else at.g[..., None, None])
-    seen = times(s, at.k) if rule is Rule.DELTA else 0
-    s = s + outer(at.beta[..., None] * (at.v - seen), at.k)
-    return times(s, at.q) + (at.skip[:, None] * at.v if rule is Rule.DECAY else 0), s
+CASES = [Case(rule, 9, 20, 8, texts=2, heads=4, keys=2) for rule in Rule]
+CASES += [replace(case, gates=True) for case in CASES if case.rule is Rule.DELTA]
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def same(*pairs: tuple[mx.array, mx.array]) -> bool:
     return all(mx.array_equal(a, b).item() for a, b in pairs)
 
 
-def part(case: Case, inputs: Sequence[mx.array], texts: slice, tokens: slice) -> list[mx.array]:
-    return [x[texts, tokens] if x.ndim > 2 else x for x in inputs]
-
-
 @pytest.mark.parametrize("columns", [20, 33, 64, 128, 192, 256])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case
 def test_a_scan_is_the_recurrence(case: Case, columns: int) -> None:
     for rows, dtype, masked in (
-        (5, "float32", True),
-        (36, "float32", False),
-        (33, "bfloat16", True),
-        (4, "float16", False),
+        (5, mx.float32, True),
+        (36, mx.float32, False),
+        (33, mx.bfloat16, True),
+        (4, mx.float16, False),
     ):
-        inputs, state = case.inputs(Sizes(2, 9, 2, 6, rows, columns), dtype)
-        mask = np.random.default_rng(0).random((2, 9)) < 0.6 if masked else None
-        found = scan(case.rule, inputs, state, None if mask is None else mx.array(mask), mx.float32)
-        for one, wanted in zip(found, by_loop(case.rule, inputs, state, mask), strict=True):
+        inputs, state, mask = scans.made(replace(case, heads=6, rows=rows, columns=columns, dtype=dtype, masked=masked))
+        found = scan(case.rule, inputs, state, mask, mx.float32)
+        for one, wanted in zip(found, scans.loop(case.rule, inputs, state, mask), strict=True):
             assert one.dtype == mx.float32
             assert_close(one, wanted, 2e-6)
-        rounded, _ = scan(case.rule, inputs, state, None if mask is None else mx.array(mask))
-        assert rounded.dtype == inputs[0].dtype
-        assert same((rounded, found[0].astype(rounded.dtype)))
+        rounded, _ = scan(case.rule, inputs, state, mask)
+        assert rounded.dtype == dtype
+        assert same((rounded, found[0].astype(dtype)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case
 def test_the_bits_are_the_same_wherever_tokens_are_cut_and_with_any_texts_threads_and_layouts(case: Case) -> None:
-    for sizes in (Sizes(2, 40, 2, 4, 38, 32), Sizes(3, 40, 1, 3, 33, 20)):
-        inputs, state = case.inputs(sizes)
-        every = slice(None)
+    for sized in (
+        replace(case, tokens=40, rows=38, columns=32),
+        replace(case, tokens=40, rows=33, texts=3, heads=3, keys=1),
+    ):
+        inputs, state, _ = scans.made(sized)
         wanted = scan(case.rule, inputs, state)
         for cut in range(1, 40):
-            first, between = scan(case.rule, part(case, inputs, every, slice(cut)), state)
-            rest, last = scan(case.rule, part(case, inputs, every, slice(cut, None)), between)
-            assert same((mx.concatenate([first, rest], axis=1), wanted[0]), (last, wanted[1])), cut
-        for text in range(sizes.texts):
-            alone = slice(text, text + 1)
-            found = scan(case.rule, part(case, inputs, alone, every), state[alone])
-            assert same(*((one, all_texts[alone]) for one, all_texts in zip(found, wanted, strict=True)))
+            assert same(*zip(scans.in_parts(sized, [0, cut, 40]), wanted, strict=True)), cut
+        for text in range(sized.texts):
+            alone = (one[text : text + 1] for one in wanted)
+            assert same(*zip(scans.one_text(sized, text), alone, strict=True))
         padded = [mx.concatenate([x[:, :3] * mx.inf, x], axis=1) if x.ndim > 2 else x for x in inputs]
-        left, after = scan(case.rule, padded, state, mx.broadcast_to(mx.arange(43) > 2, (sizes.texts, 43)))
+        left, after = scan(case.rule, padded, state, mx.broadcast_to(mx.arange(43) > 2, (sized.texts, 43)))
         assert same((left[:, 3:], wanted[0]), (after, wanted[1]), (left[:, :3], mx.zeros_like(left[:, :3])))
         use(16, 3, 3)
         assert same(*zip(scan(case.rule, inputs, state), wanted, strict=True))
@@ -176,9 +90,10 @@ LAYOUTS: Sequence[Callable[[mx.array], mx.array]] = (
 """Arrays of other strides with the same numbers."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case
 def test_what_is_no_number_stays_in_its_text_head_and_row(case: Case) -> None:
-    inputs, state = case.inputs(Sizes(2, 9, 2, 4, 8, 20))
+    given, state, _ = scans.made(case)
+    inputs = [*given]  # other tests get the list, too
     clean = scan(case.rule, inputs, state)
     values = np.array(inputs[case.rule.values])
     values[1, 4, ..., 3] = np.nan
@@ -194,9 +109,8 @@ def test_what_is_no_number_stays_in_its_text_head_and_row(case: Case) -> None:
 
 
 def test_a_state_is_updated_in_place_if_nothing_else_has_it() -> None:
-    case = Case(Rule.DELTA)
-    inputs, state = case.inputs(Sizes(1, 3, 1, 1, 128, 128))
-    mx.eval(state)
+    case = Case(Rule.DELTA, 3, 128, 128)
+    inputs, state, _ = scans.made(case)
     before = np.array(state)
 
     def place(x: mx.array) -> Any:
@@ -285,8 +199,8 @@ def test_lengths_end_texts_without_a_mask() -> None:
 
 def test_no_tokens_leave_the_state() -> None:
     for case in CASES:
-        inputs, state = case.inputs(Sizes(2, 3, 1, 2, 8, 8))
-        y, after = scan(case.rule, part(case, inputs, slice(None), slice(0)), state)
+        inputs, state, _ = scans.made(case)
+        y, after = scan(case.rule, scans.part(inputs, scans.ALL, slice(0)), state)
         assert y.shape[1] == 0
         assert same((after, state))
 
@@ -311,7 +225,7 @@ def test_loops_are_replaced_once_also_where_a_module_takes_them_from_another() -
     for name in ("qwen3_5_moe", "falcon_h1"):
         importlib.import_module(package + name)
     for _ in range(2):
-        replace_loops()
+        replace_forwards()
     for name, function in (("qwen3_5", "gated_delta_update"), ("falcon_h1", "ssm_update")):
         replaced = getattr(importlib.import_module(package + name), function)
         assert replaced.__wrapped__.__module__ == package + ("ssm" if function == "ssm_update" else "gated_delta")

@@ -1,4 +1,4 @@
-"""The functions of mlx-lm that contain a recurrence, by means of the kernel.
+"""The functions of mlx-lm that contain a recurrence, computed by the kernel.
 
 Each function here gets mlx-lm's own one first, which it calls where the device has no kernel. Its other parameters and
 results are those of mlx-lm. States are float32.
@@ -17,7 +17,7 @@ from runner.model.scans.kernel import Rule, available, scan
 from runner.scan_calls import announced
 
 _Results = tuple[mx.array, mx.array]
-_Own = Callable[..., Any]
+_Own = Callable[..., _Results]
 
 
 def gated_delta_update(own: _Own, *inputs: mx.array, cache: Any = None, cache_index: int = 1, **words: Any) -> _Results:
@@ -49,8 +49,7 @@ def _gated_delta_update(
 ) -> _Results:
     """`words` are `use_kernel`, `lower_bound`, `allow_neg_eigval`, and `state_steps` in mlx-vlm's caches for drafts."""
     if not available(Rule.DELTA, metal=k.shape[-1] % 32 != 0) or words.get("state_steps") is not None:
-        results: _Results = own(q, k, v, a, b, A_log, dt_bias, state, mask, **words)
-        return results
+        return own(q, k, v, a, b, A_log, dt_bias, state, mask, **words)
     bound, negative = words.get("lower_bound"), bool(words.get("allow_neg_eigval"))
     g, beta = delta_gates(a, b, A_log, dt_bias, bound, negative=negative)
     if state is None:
@@ -74,8 +73,7 @@ def ssm_update(
     lengths: mx.array | None = None,
 ) -> _Results:
     if not available(Rule.DECAY, metal=False):
-        results: _Results = own(hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
-        return results
+        return own(hidden_states, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
     x, length = hidden_states, hidden_states.shape[1]
     g, dt = step_gates(dt, dt_bias, A_log, time_step_limit)
     if lengths is not None:
@@ -100,8 +98,7 @@ def recurrent_gla(
 ) -> _Results:
     """Inputs and outputs are [B, H, T, width], and the state [B, H, Dk, Dv] is ours transposed."""
     if not available(Rule.DECAY):
-        results: _Results = own(q, k, v, g, scale=scale, h=h, **({} if mask is None else {"mask": mask}), **words)
-        return results
+        return own(q, k, v, g, scale=scale, h=h, **({} if mask is None else {"mask": mask}), **words)
     batch, heads, length, width = q.shape
     state = mx.zeros((batch, heads, v.shape[-1], width)) if h is None else h.swapaxes(-1, -2)
     gates = mx.broadcast_to(mx.exp(g.astype(mx.float32)), (batch, length, heads))
@@ -113,8 +110,7 @@ def recurrent_gla(
 @announced("h0", x=1, a=1)
 def rnn_scan(own: _Own, x: mx.array, a: mx.array, h0: mx.array | None) -> _Results:
     if not available(Rule.LINEAR):
-        results: _Results = own(x, a, h0)
-        return results
+        return own(x, a, h0)
     return scan(Rule.LINEAR, (x, a), mx.zeros((x.shape[0], x.shape[-1])) if h0 is None else h0)
 
 
@@ -131,20 +127,22 @@ def wkv7(
     state: mx.array | None,
 ) -> _Results:
     if not available(Rule.WKV, metal=False):
-        results: _Results = own(self, r, w, k, v, a, b, state)
-        return results
+        return own(self, r, w, k, v, a, b, state)
     if state is None:
         state = mx.zeros((r.shape[0], self.num_heads, self.head_dim, self.head_dim))
     return scan(Rule.WKV, (r, w, k, v, a, b), state, None, r.dtype)
 
 
 def process_sequence(
-    own: _Own, self: Any, x: mx.array, window: mx.array | None, state: mx.array | None
-) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+    own: Callable[..., tuple[mx.array, _Results]],
+    self: Any,
+    x: mx.array,
+    window: mx.array | None,
+    state: mx.array | None,
+) -> tuple[mx.array, _Results]:
     """The mixers of Mamba and Jamba, for all tokens together."""
     if not available(Rule.SELECTIVE):
-        results: tuple[mx.array, tuple[mx.array, mx.array]] = own(self, x, window, state)
-        return results
+        return own(self, x, window, state)
     x, z = mx.split(self.in_proj(x), 2, axis=-1)
     kept = self.conv_kernel_size - 1
     rows = mx.pad(x, [(0, 0), (kept, 0), (0, 0)]) if window is None else mx.concatenate([window, x], axis=1)

@@ -1,13 +1,13 @@
-"""The decays of recurrences and what stands beside them. On CPUs our kernels compute both in one operation, from inputs
-of any float type and in float32; elsewhere mlx-lm's functions do."""
+"""The decays of recurrences, with their steps or factors. On CPUs one operation of our kernels computes both, from
+floats of any type to float32; elsewhere mlx-lm's functions do."""
 
-from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.gated_delta import compute_g, compute_lower_bound_g
 from mlx_lm.models.ssm import compute_dt
+
+from runner.model.scans.kernel import cpu_kernel, on_cpu
 
 Gates = tuple[mx.array, mx.array]
 
@@ -37,27 +37,15 @@ def _computed(
 ) -> Gates | None:
     """Returns the results of the kernel; None if the device has none, or none for these shapes."""
     fits = x.size > 0 and bias.shape == x.shape[2:] and logarithms.size == x.shape[2]
-    if not fits or mx.default_device() != mx.Device(mx.cpu):
-        return None
-    try:
-        kernel = _kernel()
-    except RuntimeError:
+    kernel = cpu_kernel("gates") if fits and on_cpu() else None
+    if kernel is None:
         return None
     decays, beside = kernel(
         inputs=[x, bias, logarithms, _numbers(*limits), *other],
         output_shapes=[x.shape, (other[0] if other else x).shape],
         output_dtypes=[mx.float32] * 2,
-        grid=(1, 1, 1),
-        threadgroup=(1, 1, 1),
     )
     return decays, beside
-
-
-@cache
-def _kernel() -> Callable[..., Sequence[mx.array]]:
-    kernel: Any = mx.fast.cuda_kernel("runner_gates", ["x", "bias", "logarithms", "limits"], ["decays", "beside"], "")
-    made: Callable[..., Sequence[mx.array]] = kernel
-    return made
 
 
 @cache

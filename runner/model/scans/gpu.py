@@ -12,7 +12,7 @@ MLX's own `mx.fast.gated_delta_update` has kernels for Macs alone (0.32.4). On N
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -97,14 +97,6 @@ out = FMA(D, x, out);""",
 }
 
 
-class Launch(NamedTuple):
-    """The arguments of a kernel that say how it runs."""
-
-    template: Sequence[tuple[str, int | mx.Dtype]]
-    grid: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-
-
 Shapes = tuple[tuple[int, ...], ...]
 Kernel = Callable[..., Sequence[mx.array]]
 
@@ -112,10 +104,9 @@ Kernel = Callable[..., Sequence[mx.array]]
 @lru_cache(maxsize=256)
 def prepared(
     rule: str, names: tuple[str, ...], shapes: Shapes, kinds: tuple[mx.Dtype, ...], dtype: mx.Dtype
-) -> tuple[Kernel, Launch]:
-    """Returns the kernel for the rule of this name, and how to run it over arrays of any strides: the inputs, the
-    state, and the mask if there is one. `dtype` is that of the outputs."""
-    kernel = _kernel(rule, names, tuple(map(len, shapes)))
+) -> "partial[Sequence[mx.array]]":
+    """Returns the kernel for the rule of this name, over arrays of any strides: the inputs, the state, and the mask if
+    there is one. `dtype` is that of the outputs."""
     axes = axes_of(rule, {name: len(shape) for name, shape in zip(names, shapes, strict=True)})
     sizes = {
         axis: size
@@ -127,10 +118,11 @@ def prepared(
     counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes}
     types = [(f"T_{name}", kind) for name, kind in zip(names, kinds, strict=True)]
     small = sum(mx.metal.is_available() << at for at, shape in enumerate(shapes) if prod(shape) < _CONSTANT)
-    return kernel, Launch(
-        [*counts.items(), ("PER", -(-width // lanes)), ("Y", dtype), *types, ("SMALL", small)],
-        (_WARP, -(-heads * rows * lanes // _WARP), sizes["b"]),
-        (_WARP, _WARPS, 1),
+    return partial(
+        _kernel(rule, names, tuple(map(len, shapes))),
+        template=[*counts.items(), ("PER", -(-width // lanes)), ("Y", dtype), *types, ("SMALL", small)],
+        grid=(_WARP, -(-heads * rows * lanes // _WARP), sizes["b"]),
+        threadgroup=(_WARP, _WARPS, 1),
     )
 
 

@@ -1,7 +1,8 @@
 """The kernel of recurrences: a state S for each text and head, and one update of it for each token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +13,9 @@ from runner.model.scans import gpu
 class Rule(Enum):
     """The rules of updates. A value is the names of the inputs.
 
-    A state has `Dv` rows of `Dk` columns, in float32. B texts have T tokens each. Of a token, `k`, `q` and whatever
-    else has `Dk` columns are vectors [Dk], and `v` is a vector [Dv]. H heads of values may share the vectors of fewer
-    heads of keys.
+    A state has `Dv` rows of `Dk` columns, in float32. B texts have T tokens each. For each token `v` is a vector [Dv];
+    `k`, `q` and the other inputs along columns are vectors [Dk]. H heads of values may share the vectors of fewer heads
+    of keys.
     """
 
     DECAY = "q k v g beta skip"
@@ -36,14 +37,10 @@ class Rule(Enum):
         return names.index("v" if "v" in names else "x")
 
 
-_Kernel = Callable[..., Sequence[mx.array]]
-_made: dict[tuple[Rule, bool], _Kernel] = {}
-
-
 def available(rule: Rule, *, metal: bool = True) -> bool:
     """Returns True if the device has a kernel for `rule`. `metal` is False if mlx-lm has one of its own for Macs."""
-    if _on_cpu():
-        return _kernel(rule, masked=False) is not None
+    if on_cpu():
+        return cpu_kernel(_name(rule)) is not None
     return metal or not mx.metal.is_available()
 
 
@@ -66,34 +63,37 @@ def scan(
     if mask is not None:
         arrays["mask"] = mask
     dtype = dtype or values.dtype
-    if _on_cpu():
-        kernel, launch = _kernel(rule, mask is not None), gpu.Launch((), (1, 1, 1), (1, 1, 1))
+    if on_cpu():
+        kernel = cpu_kernel(_name(rule))
     else:
         shapes, kinds = zip(*((array.shape, array.dtype) for array in arrays.values()), strict=True)
-        kernel, launch = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
+        kernel = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
     if kernel is None:
         raise RuntimeError(f"this device has no kernel for {rule.name}")
-    y, after = kernel(
-        inputs=[*arrays.values()],
-        output_shapes=[values.shape, state.shape],
-        output_dtypes=[dtype, mx.float32],
-        **launch._asdict(),
-    )
+    like = {"output_shapes": [values.shape, state.shape], "output_dtypes": [dtype, mx.float32]}
+    y, after = kernel(inputs=[*arrays.values()], **like)
     return y, after
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
+    """Returns True if this process computes on the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def _kernel(rule: Rule, masked: bool) -> _Kernel | None:
-    """Returns the CPU's kernel for `rule`, or None. It is one of `runner.cpu`, which stands in front of MLX's function
-    and needs no source."""
-    if (rule, masked) not in _made:
-        names = [*rule.value.split(), "state", *["mask"] * masked]
-        try:
-            made: Any = mx.fast.cuda_kernel(f"runner_scan_{rule.name.lower()}", names, ["y", "after"], "")
-        except RuntimeError:
-            return None
-        _made[rule, masked] = made
-    return _made[rule, masked]
+def cpu_kernel(name: str) -> gpu.Kernel | None:
+    """Returns a kernel of `runner.cpu`, or None if these are not in front of MLX. It needs no source, and is called as
+    MLX's own kernels are."""
+    try:
+        return _made(name)
+    except RuntimeError:
+        return None
+
+
+@cache
+def _made(name: str) -> gpu.Kernel:
+    kernel: Any = mx.fast.cuda_kernel(f"runner_{name}", [], [], "")
+    return partial(kernel, grid=(1, 1, 1), threadgroup=(1, 1, 1))
+
+
+def _name(rule: Rule) -> str:
+    return f"scan_{rule.name.lower()}"

@@ -9,10 +9,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
-from runner.model import scans
 from runner.model.architectures import COMPUTED_TENSORS
-from runner.model.dbrx import mend_dbrx
-from runner.model.latent import choose_form
+from runner.model.forwards import replace_forwards
 from runner.model.module_config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import LogicalTensor
@@ -119,9 +117,8 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
         return library.make_module(opened.family.module, opened.module_config), {}
     try:
         classes = importlib.import_module(name)
-        mend_dbrx(classes)
+        replace_forwards()
         args_class, module_class = classes.ModelArgs, classes.Model
-        scans.replace_loops()
     except (ImportError, AttributeError, SystemExit) as error:  # one of mlx-lm's modules exits if a package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
@@ -129,7 +126,6 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
         try:
             module: Module = module_class(args_class.from_dict(config))
             mend(opened, module)
-            choose_form(module)
         except ModelError:
             raise
         except Exception as error:

@@ -25,12 +25,12 @@ from mlx_lm.models.switch_layers import SwitchLinear
 Config = Mapping[str, object]
 _TABLES: dict[str, dict[str, object]] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
 SHARED = _TABLES.pop("shared")
-"""What the configurations of all families say."""
+"""The fields of all configurations."""
 FAMILIES = tuple(_TABLES)
 VOCABULARY = cast("int", SHARED["vocab_size"])
 BITS = 4
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token")
-_DEVIATION = (2 ** (2 * BITS) - 1) ** 0.5 / 12**0.5  # of random numbers of so many bits
+_DEVIATION = (2 ** (2 * BITS) - 1) ** 0.5 / 12**0.5  # of random numbers of BITS bits
 
 
 class Parameters(NamedTuple):
@@ -42,25 +42,29 @@ class Parameters(NamedTuple):
 
 def config_of(family: str) -> Config:
     """Returns the contents of `config.json`."""
-    return {"model_type": family, **SHARED, **_TABLES[family]}
+    config = {"model_type": family, **SHARED, **_TABLES[family]}
+    return {**config, "text_config": config} if family == "qwen3_5" else config
 
 
 def make(family: str, seed: int, directory: Path) -> Parameters:
     """Writes the model: the same for the same seed. Returns its size."""
-    config = config_of(family)
-    module = module_of(family)
-    whole = {**config, "text_config": config} if family == "qwen3_5" else config
     mx.random.seed(seed)
-    model = module.Model(module.ModelArgs.from_dict(whole))
-    if getattr(model, "tie_word_embeddings", None) is False and config["tie_word_embeddings"]:
-        model.sanitize({})  # without a head among the weights the module ties it
-    found = count(model, next((cast("int", config[name]) for name in _CHOSEN if name in config), 0))
+    model, size = build(family)
     quantize(model, GROUP_SIZE, BITS, class_predicate=_is_packed)
     model.update(tree_map_with_path(_random, model.parameters()))
     mx.eval(model.parameters())
     packing = {"quantization": {"group_size": GROUP_SIZE, "bits": BITS}}
-    write_files(directory, model, {**whole, **packing}, VOCABULARY)
-    return found
+    write_files(directory, model, {**config_of(family), **packing}, VOCABULARY)
+    return size
+
+
+def build(family: str) -> tuple[Module, Parameters]:
+    """Returns mlx-lm's module, which is not packed, and its size."""
+    config, module = config_of(family), module_of(family)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    if getattr(model, "tie_word_embeddings", None) is False and config["tie_word_embeddings"]:
+        model.sanitize({})  # without a head among the weights the module ties it
+    return model, count(model, next((cast("int", config[name]) for name in _CHOSEN if name in config), 0))
 
 
 def count(model: Module, chosen: int) -> Parameters:

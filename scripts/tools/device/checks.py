@@ -1,34 +1,27 @@
 """The checks, each of which yields rows of a table."""
 
-import io
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from unittest.mock import patch
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
-from mlx.nn.layers.embedding import Embedding
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_map_with_path
 
-from runner.cache.layers.states import gather
 from runner.device import device
 from runner.model.scans import functions
 from runner.model.scans.kernel import Rule, available
+from scripts.tools.bench import family_models
 from scripts.tools.device.scans import LARGE, SMALL, Case, cuts_of, distance, in_parts, one_text
-from scripts.tools.models import architectures
+from scripts.tools.models import architectures, nodes
 from scripts.tools.models.tiny import Tiny, words
 
 _FEW = "llama", "qwen3_next", "kimi_linear", "mamba2", "mamba", "rwkv7", "recurrent_gemma", "bailing_moe_linear"
 _ROUNDINGS = 4.0  # of a scan's outputs
 _NOISE = 1e-2  # of the largest logit
-_TABLES: dict[str, dict[str, object]] = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
-_SHARED = _TABLES.pop("shared")
+_TIMED = "llama", "qwen3_5", "mamba2", "kimi_linear"
 
 
 class Row(NamedTuple):
@@ -78,12 +71,12 @@ def architecture_rows(name: str) -> Iterator[Row]:
     """Yields a row if the graphs of an architecture grow, and one for its scans if it has any."""
     try:
         tiny = architectures.build(name)
-        few, many = nodes(tiny, 8), nodes(tiny, 24)
+        few, many = nodes.count(tiny)
         if many > few:
-            yield Row(name, f"{few} nodes for 8 tokens, {many} for 24", good=False)
-        with _scans() as calls:
+            yield Row(name, f"{few} nodes for {nodes.LENGTHS[0]} tokens, {many} for {nodes.LENGTHS[1]}", good=False)
+        with patch.object(functions, "scan", wraps=vars(functions)["scan"]) as scan:
             whole = _logits(tiny, [24])
-        if not calls:
+        if not scan.called:
             return
         with patch.object(functions, "available", lambda *_, **__: False):
             theirs = _logits(tiny, [24])
@@ -91,28 +84,6 @@ def architecture_rows(name: str) -> Iterator[Row]:
         yield Row(name, "{:.0e} from mlx-lm's loop, {:.0e} in parts".format(*away), max(away) < _NOISE)
     except (ImportError, RuntimeError, ValueError) as error:
         yield Row(name, f"{type(error).__name__}: {error}", good=False)
-
-
-def nodes(tiny: Tiny, length: int) -> int:
-    """Returns the nodes of the graph of a forward."""
-    layers, text = tiny.make_layers(), io.StringIO()
-    logits = tiny.logits(mx.array([words(length)]), layers)
-    mx.export_to_dot(text, logits, *gather(layers, set()))
-    mx.eval(logits)  # some models compute constants in the first forward
-    return text.getvalue().count("shape=rectangle")
-
-
-@contextmanager
-def _scans() -> Iterator[list[object]]:
-    """Counts the scans that models call."""
-    calls, scan = list[object](), cast("Callable[..., tuple[mx.array, mx.array]]", vars(functions)["scan"])
-
-    def counted(*args: object) -> tuple[mx.array, mx.array]:
-        calls.append(args[0])
-        return scan(*args)
-
-    with patch.object(functions, "scan", counted):
-        yield calls
 
 
 def _logits(tiny: Tiny, lengths: Sequence[int]) -> mx.array:
@@ -130,22 +101,17 @@ def _apart(mine: mx.array, theirs: mx.array) -> float:
 
 
 def own_delta_row() -> Row:
-    """Tells if MLX has a kernel of its own here: then compare `mx.fast.gated_delta_update` with ours."""
-    counts = list[int]()
-    for length in (8, 24):
-        q, gates, text = mx.zeros((1, length, 2, 128)), mx.zeros((1, length, 2)), io.StringIO()
-        mx.export_to_dot(text, *mx.fast.gated_delta_update(q, q, q, gates, gates))
-        counts.append(text.getvalue().count("shape=rectangle"))
-    few, many = counts
+    """Says if MLX has a kernel of its own here; then compare `mx.fast.gated_delta_update` with ours."""
+    inputs = ((mx.zeros((1, length, 2, 128)), mx.zeros((1, length, 2))) for length in nodes.LENGTHS)
+    few, many = (nodes.of_graph(*mx.fast.gated_delta_update(q, q, q, gates, gates)) for q, gates in inputs)
     return Row("MLX's own gated delta net", "a loop over tokens" if many > few else "A KERNEL: is it faster than ours?")
 
 
 def speed_rows(*, tiny: bool) -> Iterator[Row]:
     """Yields the times of models, and those with mlx-lm's own loops."""
     length, base = 32 if tiny else 1_024, 0.0
-    for name in _TABLES:
-        tested = architectures.build(name) if tiny else large(name)
-        size = _parameters(cast("Module", vars(tested.model)["_model"]))
+    for name in ("llama",) if tiny else _TIMED:
+        tested, size = (architectures.build(name), 1) if tiny else large(name)
         prompt, token = _speed(tested, length)
         with patch.object(functions, "available", lambda *_, **__: False):
             theirs, token_theirs = _speed(tested, length)
@@ -153,29 +119,19 @@ def speed_rows(*, tiny: bool) -> Iterator[Row]:
         times = (
             f"{length} tokens {prompt:.1f} ms, one more {token:.2f}; by mlx-lm's loops {theirs:.1f}, {token_theirs:.2f}"
         )
-        yield Row(f"{name}, {size / 1e6:.1f} M", f"{times}; {prompt / size / base:.2f} of a llama's for each parameter")
+        yield Row(f"{name}, {size / 1e6:.0f} M", f"{times}; {prompt / size / base:.2f} of a llama's for each parameter")
 
 
-def large(name: str) -> Tiny:
-    """Returns a model of about 100 million parameters: on a GPU in bfloat16."""
-    config, module = architectures.config(name), architectures.module_of(name)
-    for part in (config, config.get("text_config", {})):
-        cast("dict[str, object]", part).update(_SHARED | _TABLES[name])
+def large(family: str) -> tuple[Tiny, int]:
+    """Returns a model of about 100 million parameters, on a GPU in bfloat16, and the number of the active ones."""
     mx.random.seed(7)
-    model = module.Model(module.ModelArgs.from_dict(config))
+    model, size = family_models.build(family)
     model.update(tree_map_with_path(architectures.weight, model.parameters()))
     if device() == "gpu":
         model.set_dtype(mx.bfloat16)
     model.eval()
     mx.eval(model.parameters())
-    return architectures.tiny_of(name, model)
-
-
-def _parameters(model: Module) -> int:
-    """Returns the number of parameters by which a token is multiplied."""
-    looked_up = {path for path, module in model.named_modules() if isinstance(module, Embedding)}
-    weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
-    return sum(array.size for path, array in weights if path.rpartition(".")[0] not in looked_up)
+    return architectures.tiny_of(family, model), size.active
 
 
 def _speed(tested: Tiny, length: int) -> tuple[float, float]:

@@ -1,9 +1,10 @@
 """Recurrent scans against a loop in float64, over rules, shapes, masks, types and cuts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ import numpy as np
 from runner.model.scans.kernel import Rule, scan
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -101,44 +103,43 @@ def made(case: Case) -> tuple[list[mx.array], mx.array, mx.array | None]:
             arrays, state = [normal(b, t, r), between(0.5, 1, b, t, r)], (b, r)
     mask = mx.array(draw.random((b, t)) < 0.7) if case.masked else None
     inputs = [mx.array(x).astype(case.dtype) for x in arrays]
-    for at, timed in enumerate(_timed(case.rule)):
-        if timed:
-            inputs[at] = mx.pad(inputs[at], [(0, 0)] * (inputs[at].ndim - 1) + [(1, 2)])[..., 1:-2]
+    inputs = [mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(1, 2)])[..., 1:-2] if x.ndim > 2 else x for x in inputs]
     first = mx.array(normal(*state)).astype(mx.float32)
     mx.eval(inputs, first)
     return inputs, first, mask
 
 
-def loop(rule: Rule, inputs: Sequence[Numbers], state: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers]:
-    """Returns the outputs and the last state, token by token, as the rules say it."""
-    values = dict(zip(rule.value.split(), inputs, strict=True))
-    timed = {name: x for name, x in values.items() if name not in ("A", "D", "skip")}
-    outputs = list[Numbers]()
+def loop(rule: Rule, inputs: Sequence[mx.array], state: mx.array, mask: mx.array | None) -> tuple[Numbers, Numbers]:
+    """Returns the outputs and the last state, computed in float64 and token by token, as the rules say it."""
+    arrays, s, outputs = dict(zip(rule.value.split(), map(_wide, inputs), strict=True)), _wide(state), list[Numbers]()
     for t in range(inputs[0].shape[1]):
-        x = {name: each[:, t] for name, each in timed.items()}
-        for name in ("q", "k"):
-            if name in x and "v" in x:
-                x[name] = np.repeat(x[name], x["v"].shape[1] // x[name].shape[1], axis=1)
+        at = SimpleNamespace(**{name: x[:, t] if x.ndim > 2 else x for name, x in arrays.items()})
+        if rule in (Rule.DECAY, Rule.DELTA):
+            at.q, at.k = (np.repeat(x, s.shape[1] // x.shape[1], axis=1) for x in (at.q, at.k))
+            decayed = s * (at.g[..., None, None] if at.g.ndim == 2 else at.g[..., None, :])
         match rule:
             case Rule.DECAY:
-                after = x["g"][..., None, None] * state + _outer(x["beta"][..., None] * x["v"], x["k"])
-                y = _times(after, x["q"]) + values["skip"][:, None] * x["v"]
+                after = decayed + _outer(at.beta[..., None] * at.v, at.k)
+                y = _times(after, at.q) + at.skip[:, None] * at.v
             case Rule.DELTA:
-                after = state * (x["g"][..., None, None] if x["g"].ndim == 2 else x["g"][..., None, :])
-                after = after + _outer((x["v"] - _times(after, x["k"])) * x["beta"][..., None], x["k"])
-                y = _times(after, x["q"])
+                after = decayed + _outer((at.v - _times(decayed, at.k)) * at.beta[..., None], at.k)
+                y = _times(after, at.q)
             case Rule.WKV:
-                after = state * x["w"][..., None, :] + _outer(x["v"], x["k"]) + _outer(_times(state, x["a"]), x["b"])
-                y = _times(after, x["r"])
+                after = s * at.w[..., None, :] + _outer(at.v, at.k) + _outer(_times(s, at.a), at.b)
+                y = _times(after, at.r)
             case Rule.SELECTIVE:
-                after = state * np.exp(x["dt"][..., None] * values["A"]) + _outer(x["dt"] * x["x"], x["B"])
-                y = _times(after, x["C"]) + values["D"] * x["x"]
+                after = s * np.exp(at.dt[..., None] * at.A) + _outer(at.dt * at.x, at.B)
+                y = _times(after, at.C) + at.D * at.x
             case Rule.LINEAR:
-                y = after = x["a"] * state + x["x"]
-        seen = np.ones(len(y), bool) if mask is None else mask[:, t]
+                y = after = at.a * s + at.x
+        seen = np.ones(len(y), bool) if mask is None else np.array(mask[:, t])
         outputs.append(np.where(seen.reshape(-1, *[1] * (y.ndim - 1)), y, 0))
-        state = np.where(seen.reshape(-1, *[1] * (state.ndim - 1)), after, state)
-    return np.stack(outputs, axis=1), state
+        s = np.where(seen.reshape(-1, *[1] * (s.ndim - 1)), after, s)
+    return np.stack(outputs, axis=1), s
+
+
+def _wide(x: mx.array) -> Numbers:
+    return np.array(x.astype(mx.float32)).astype(np.float64)
 
 
 def _outer(rows: Numbers, columns: Numbers) -> Numbers:
@@ -155,36 +156,33 @@ def cuts_of(tokens: int) -> Sequence[int]:
     return sorted({0, tokens // 3, tokens - 1, tokens})
 
 
-def in_parts(case: Case, cuts: Sequence[int]) -> tuple[mx.array, mx.array]:
-    """Returns the outputs of a prompt that is cut at these places, and the last state."""
+def in_parts(case: Case, cuts: Sequence[int], texts: slice = ALL) -> tuple[mx.array, mx.array]:
+    """Returns the outputs of prompts that are cut at these places, and the last states, of some of the texts."""
     inputs, state, mask = made(case)
-    outputs = list[mx.array]()
+    state, outputs = state[texts], list[mx.array]()
     for start, stop in pairwise(cuts):
-        part = [x[:, start:stop] if timed else x for x, timed in zip(inputs, _timed(case.rule), strict=True)]
-        y, state = scan(case.rule, part, state, None if mask is None else mask[:, start:stop])
+        tokens = slice(start, stop)
+        masked = None if mask is None else mask[texts, tokens]
+        y, state = scan(case.rule, part(inputs, texts, tokens), state, masked)
         outputs.append(y)
     return mx.concatenate(outputs, axis=1), state
 
 
+def part(inputs: Sequence[mx.array], texts: slice, tokens: slice) -> list[mx.array]:
+    """Returns the inputs for some texts and some tokens. Inputs of two axes or one hold for all."""
+    return [x[texts, tokens] if x.ndim > 2 else x for x in inputs]
+
+
 def one_text(case: Case, text: int) -> tuple[mx.array, mx.array]:
     """Returns the outputs and the last state of one text alone."""
-    inputs, state, mask = made(case)
-    own = slice(text, text + 1)
-    part = [x[own] if timed else x for x, timed in zip(inputs, _timed(case.rule), strict=True)]
-    return scan(case.rule, part, state[own], None if mask is None else mask[own])
-
-
-def _timed(rule: Rule) -> Iterator[bool]:
-    return (name not in ("A", "D", "skip") for name in rule.value.split())
+    return in_parts(case, [0, case.tokens], slice(text, text + 1))
 
 
 def distance(case: Case, found: tuple[mx.array, mx.array]) -> float:
     """Returns the largest difference from the loop in float64, in units of the rounding of the outputs."""
     inputs, state, mask = made(case)
-    exact = [np.array(x.astype(mx.float32)).astype(np.float64) for x in (*inputs, state)]
-    wanted = loop(case.rule, exact[:-1], exact[-1], None if mask is None else np.array(mask))
     epsilons = mx.finfo(case.dtype).eps, mx.finfo(mx.float32).eps
     return max(
-        float(np.abs(np.array(mine.astype(mx.float32)) - theirs).max() / (np.abs(theirs).max() * epsilon))
-        for mine, theirs, epsilon in zip(found, wanted, epsilons, strict=True)
+        float(np.abs(_wide(mine) - theirs).max() / (np.abs(theirs).max() * epsilon))
+        for mine, theirs, epsilon in zip(found, loop(case.rule, inputs, state, mask), epsilons, strict=True)
     )

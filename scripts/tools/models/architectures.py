@@ -25,10 +25,8 @@ import runner.process.lean_mlx_lm  # noqa: F401
 import mlx_lm.models  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
-from runner.model import scans
 from runner.model.architectures import ENCODERS
-from runner.model.dbrx import mend_dbrx
-from runner.model.latent import choose_form
+from runner.model.forwards import replace_forwards
 from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
 
@@ -118,7 +116,6 @@ def make_module(name: str) -> Module:
     size = sum(array.size for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())))
     if size > LARGEST:
         raise ValueError(f"{name} has {size} parameters: a size is missing in values.toml")
-    choose_form(model)
     mx.disable_compile()
     mx.random.seed(7)
     model.update(tree_map_with_path(weight, model.parameters()))
@@ -151,8 +148,7 @@ def module_of(name: str) -> ModuleType:
         module = importlib.import_module(f"mlx_lm.models.{name}")
     except SystemExit as error:
         raise ImportError(f"{name} ends the process when it is imported") from error
-    scans.replace_loops()
-    mend_dbrx(module)
+    replace_forwards()
     return module
 
 

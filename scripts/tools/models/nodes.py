@@ -9,13 +9,17 @@ before models are imported, so it takes a process of its own.
 import io
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
+from unittest.mock import patch
 
 from runner import cpu
 
 cpu.preload()
 
 import mlx.core as mx  # noqa: E402 - the kernels must be loaded first
+
+if TYPE_CHECKING:
+    from scripts.tools.models.tiny import Tiny
 
 Platform = Literal["cpu", "cuda", "metal"]
 LENGTHS = (12, 24)
@@ -25,31 +29,35 @@ LENGTHS = (12, 24)
 def main(platform: str, *names: str) -> None:
     """Prints a row for each name, or for each architecture of mlx-lm."""
     pretend(cast("Platform", platform))
-    from scripts.tools.models import architectures  # its modules ask for the platform
+    from scripts.tools.models import architectures, vlm  # their modules ask for the platform
 
     for name in names or [name for name in architectures.architectures() if name not in architectures.unserved()]:
-        few, many = count(name)
+        build = vlm.build if name.startswith("vlm/") else architectures.build
+        few, many = count(build(name.removeprefix("vlm/")))
         sys.stdout.write(f"{name} {few} {many}\n")
         sys.stdout.flush()
 
 
-def count(name: str) -> list[int]:
+def count(model: "Tiny") -> list[int]:
     """Returns the nodes of the graphs over LENGTHS tokens: of the logits, and of all that the layers hold."""
     from runner.cache.layers.states import gather
     from runner.model import latent
-    from scripts.tools.models import architectures, vlm
 
-    setattr(latent, "is_absorbed", lambda *_: False)  # noqa: B010  24 tokens could take another form than 12
-
-    build = vlm.build if name.startswith("vlm/") else architectures.build
-    tiny, found = build(name.removeprefix("vlm/")), list[int]()
+    found = list[int]()
     for length in (1, *LENGTHS):
-        layers, text = tiny.make_layers(), io.StringIO()
-        logits = tiny.logits(mx.array([[1 + place for place in range(length)]]), layers)
-        mx.export_to_dot(text, logits, *gather(layers, set()))
+        layers = model.make_layers()
+        with patch.object(latent, "is_absorbed", lambda *_: False):  # 24 tokens could take another form than 12
+            logits = model.logits(mx.array([[1 + place for place in range(length)]]), layers)
+        found.append(of_graph(logits, *gather(layers, set())))
         mx.eval(logits)  # the first forward computes constants, and some models change their weights in every one
-        found.append(text.getvalue().count("shape=rectangle"))
     return found[1:]
+
+
+def of_graph(*arrays: mx.array) -> int:
+    """Returns the nodes of the graph of arrays that are not computed yet."""
+    text = io.StringIO()
+    mx.export_to_dot(text, *arrays)
+    return text.getvalue().count("shape=rectangle")
 
 
 def pretend(platform: Platform) -> None:

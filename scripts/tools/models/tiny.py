@@ -14,8 +14,7 @@ from mlx.utils import tree_map_with_path
 
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.kv_bits.hadamard import HadamardKVCache
-from runner.model.latent import choose_form
-from runner.model.scans import replace_loops
+from runner.model.forwards import replace_forwards
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip
@@ -95,13 +94,12 @@ def words(count: int, seed: int = 1) -> list[int]:
 def tiny(kind: str) -> Tiny:
     """The model of a kind out of KINDS, or gemma4, the same weights every time."""
     mx.disable_compile()
-    replace_loops()
+    replace_forwards()
     module, tolerance = {**_KINDS, **_OTHERS}[kind]
     mx.random.seed(7)
     model = module.Model(module.ModelArgs(**_TABLES[kind]))
     if kind == "quantized":
         model.make_cache = lambda: [HadamardKVCache(GROUP, bits=8) for _ in model.layers]
-    choose_form(model)
     model.update(tree_map_with_path(spread, model.parameters()))
     model.eval()
     mx.eval(model.parameters())

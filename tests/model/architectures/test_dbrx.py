@@ -7,7 +7,6 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import quantize
 
-from runner.model.dbrx import mend_dbrx
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models import architectures
 
@@ -36,7 +35,6 @@ def joined(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 @pytest.mark.parametrize("form", ["apart", "joined", "packed"])
 def test_experts_that_are_computed_together_are_those_of_mlx_lm(form: str) -> None:
     mended = architectures.module_of("dbrx")
-    mend_dbrx(mended)  # once more changes nothing
     config = architectures.config("dbrx")
     plain, model = (each.Model(each.ModelArgs.from_dict(config)) for each in (mlx_own(mended), mended))
     for each in (plain, model):

@@ -67,6 +67,6 @@ def test_both_forms_compute_the_same(name: str) -> None:
 
 def test_a_model_that_is_loaded_chooses(tmp_path: Path) -> None:
     opened = Subject("deepseek_v3", tmp_path).opened
-    with patch.object(assembly, "choose_form") as choose:
-        module, _ = assembly.build_module(opened)
-    choose.assert_called_once_with(module)
+    with patch.object(assembly, "replace_forwards") as replace:
+        assembly.build_module(opened)
+    replace.assert_called_once_with()

@@ -9,7 +9,7 @@ FEW = (
     *("llama", "deepseek_v3", "dbrx", "qwen3_5", "kimi_linear", "mamba", "mamba2", "rwkv7", "recurrent_gemma"),
     "bailing_moe_linear",
 )
-"""One of each recurrence, and of what else was a loop once."""
+"""One of each recurrence, and of the other parts that once were loops."""
 
 
 def growing(platform: str, *names: str) -> list[str]:

@@ -14,7 +14,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
 from runner.cache.layers.batched import BatchedLayers
-from runner.model.latent import choose_form
+from runner.model.forwards import replace_forwards
 from scripts.tools.models.tiny import VOCAB, Forward, words
 from tests.lib.kernels import calls
 
@@ -89,10 +89,9 @@ KINDS = (
 
 def made(kind: Kind) -> Forward:
     module = importlib.import_module(f"mlx_lm.models.{kind.module}")
+    replace_forwards()
     mx.random.seed(3)
     model = module.Model(module.ModelArgs.from_dict({**_DECODER, "model_type": kind.module}))
-
-    choose_form(model)
 
     def spread(x: mx.array) -> mx.array:
         return x if x.ndim < 2 else mx.random.normal(x.shape, scale=2 / x.shape[-1] ** 0.5)
