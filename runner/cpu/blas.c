@@ -5,6 +5,7 @@
  * shim_use(). Products with few rows (a decode step has one row per sequence) are computed here or go to gemv: gemm would
  * first pack the whole weight matrix, which costs more than the product. Large products are computed in blocks, which
  * threads may share. MLX passes row-major operands only. */
+#include <malloc.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -56,9 +57,22 @@ static sgemv_fn sgemv;
 static rows_fn few_rows;
 static int share_many, share_few;
 
+enum {
+  MAPPED = 32 << 20, /* bytes, from which on freed memory goes back at once */
+  KEPT = 64 << 20,   /* of freed memory, for each thread that allocates */
+};
+
 /* Starts the threads that share products: `many` and `few` are their numbers for products of many and of few rows.
- * Returns the function that shares work among them, for the kernels in front of MLX. */
+ * Returns the function that shares work among them, for the kernels in front of MLX.
+ *
+ * From then on, the C library keeps memory that a forward freed for the next one: by default it gives most of it back,
+ * and the kernel clears each page again. */
 void *shim_start(int many, int few) {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, MAPPED);
+  mallopt(M_TRIM_THRESHOLD, KEPT);
+  mallopt(M_TOP_PAD, KEPT); /* the only one that threads other than the first heed */
+#endif
   share_many = many > 1;
   share_few = few > 1;
   start_threads((many > few ? many : few) - 1);

@@ -54,6 +54,29 @@ def test_mlx_calls_the_shim_for_its_products() -> None:
     assert python("-c", CALLS, check=True).stdout.split() == ["1", "1"]
 
 
+FAULTS = """
+import resource
+from threading import Thread
+from runner import cpu
+cpu.preload()
+import mlx.core as mx
+def rounds():
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        mx.eval([mx.arange(1 << 20, stream=mx.cpu) for _ in range(24)])
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+engine = Thread(target=rounds)
+engine.start()
+engine.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
+def test_a_forward_takes_the_memory_that_another_one_freed() -> None:
+    first, second = map(int, python("-c", FAULTS, check=True).stdout.split())
+    assert first > 20_000 > 5 * second  # pages of 24 arrays of 4 MB; 16,000 by default
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
     name, worst = run("auto")
