@@ -10,7 +10,7 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 5_660,
+    "runner/model": 5_680,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
     "runner/cache": 4_030,
@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 62_910,
-    "runner": 44_810,
-    "scripts": 17_350,
-    "core": 15_780,
+    "tests": 62_940,
+    "runner": 44_840,
+    "scripts": 17_360,
+    "core": 15_800,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

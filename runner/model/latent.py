@@ -33,11 +33,14 @@ def is_absorbed(queries: int, keys: int, rank: int, width: int) -> bool:
 
 
 def choose_form(kind: type) -> None:
-    """Makes a class of mlx-lm choose by `is_absorbed`, if it is a latent attention. Changes the class once."""
+    """Makes a class of mlx-lm choose by `is_absorbed`, if it is a latent attention. Changes the class once. A class
+    without a source, or without the known condition in it, keeps mlx-lm's form."""
     own = vars(kind).get("__call__")
     if inspect.isfunction(own) and {*_PRODUCTS} <= {*own.__code__.co_names} and "_is_absorbed" not in vars(kind):
-        setattr(kind, "_is_absorbed", _choose)  # noqa: B010  mlx-lm's classes have no such method
-        setattr(kind, "__call__", _rewritten(own))  # noqa: B010
+        forward = _rewritten(own)
+        if forward is not None:
+            setattr(kind, "_is_absorbed", _choose)  # noqa: B010  mlx-lm's classes have no such method
+            setattr(kind, "__call__", forward)  # noqa: B010
 
 
 def _choose(self: _Attention, queries: int, latents: mx.array) -> bool:
@@ -48,19 +51,29 @@ def _choose(self: _Attention, queries: int, latents: mx.array) -> bool:
 class _Choices(ast.NodeTransformer):
     """Replaces the conditions of the absorbed form, `L == 1`, by `self._is_absorbed(L, kv_latent)`."""
 
+    replaced = 0
+
     def visit_If(self, node: ast.If) -> ast.If:
         self.generic_visit(node)
         match node.test:
             case ast.Compare(left=ast.Name(id=length), ops=[ast.Eq()], comparators=[ast.Constant(value=1)]):
                 if any(isinstance(each, ast.Attribute) and each.attr in _PRODUCTS for each in ast.walk(node)):
+                    self.replaced += 1
                     node.test = ast.parse(f"self._is_absorbed({length}, kv_latent)", mode="eval").body
         return node
 
 
-def _rewritten(own: FunctionType) -> Callable[..., mx.array]:
-    """Returns the forward of an attention with other conditions. Its masks are arrays, as the absorbed form needs."""
-    lines, first = inspect.getsourcelines(own)
-    tree = _Choices().visit(ast.parse(textwrap.dedent("".join(lines))))
+def _rewritten(own: FunctionType) -> Callable[..., mx.array] | None:
+    """Returns the forward of an attention with other conditions, or None if there are none. Its masks are arrays, as
+    the absorbed form needs."""
+    try:
+        lines, first = inspect.getsourcelines(own)
+    except OSError:  # an installation without sources
+        return None
+    choices = _Choices()
+    tree = choices.visit(ast.parse(textwrap.dedent("".join(lines))))
+    if not choices.replaced:
+        return None
     ast.increment_lineno(ast.fix_missing_locations(tree), first - 1)
     names: dict[str, object] = {}
     exec(compile(tree, own.__code__.co_filename, "exec"), own.__globals__, names)  # noqa: S102 - mlx-lm's own source

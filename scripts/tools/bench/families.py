@@ -1,6 +1,6 @@
 """`scripts/bench families`: models of many architectures beside the llama, by time per active parameter.
 
-Each has random weights in 4 bits in groups of 64, 80 to 110 million active parameters (those by which the forward of
+Each has random weights in 4 bits in groups of 64, 77 to 111 million active parameters (those by which the forward of
 one token multiplies), and no drafts. A turn is a process of its own, so every figure begins with an empty cache.
 With --llama-server, llama.cpp serves the same weights as GGUF (Q4_1).
 
