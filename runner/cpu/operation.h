@@ -203,7 +203,8 @@ template <typename Operation> class Fast : public mx::Primitive {
   Fast(mx::Stream stream, Operation operation) : Primitive(stream), operation(std::move(operation)) {}
   const char *name() const override { return Operation::name; }
   void eval_cpu(const Arrays &in, Arrays &out) override {
-    if (!kernels) throw std::runtime_error("The kernels were switched off after this operation was made.");
+    constexpr bool own_table = requires { operation.table; };
+    if (!own_table && !kernels) throw std::runtime_error("The kernels were switched off after this operation was made.");
     calls++;
     auto &encoder = mx::cpu::get_command_encoder(stream());
     if constexpr (Several<Operation>) {
