@@ -88,8 +88,8 @@ def text_of(tokens: Sequence[int]) -> str:
 
 @cache
 def model_of(name: str) -> Tiny:
-    """Returns the model of a kind, or of an architecture."""
-    return tiny(name) if name in KINDS else build(name)
+    """Returns the model of a kind, of gemma4, or of an architecture."""
+    return tiny(name) if name in (*KINDS, "gemma4") else build(name)
 
 
 def plain_forward(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
