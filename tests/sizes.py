@@ -10,7 +10,7 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 5_680,
+    "runner/model": 5_660,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
     "runner/cache": 4_030,
@@ -33,9 +33,9 @@ CEILINGS: Mapping[str, int] = {
     "runner/cpu": 440,
     "runner/kv_bits": 330,
     "tests": 62_940,
-    "runner": 44_840,
-    "scripts": 17_360,
-    "core": 15_800,
+    "runner": 44_810,
+    "scripts": 17_350,
+    "core": 15_770,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

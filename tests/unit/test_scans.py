@@ -12,7 +12,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.model.forwards import replace_forwards
 from runner.model.scans import functions
-from runner.model.scans.gates import delta_gates, step_gates
+from runner.model.scans.functions import delta_gates, step_gates
 from runner.model.scans.kernel import Rule, scan
 from scripts.tools.device import scans
 from scripts.tools.device.scans import Case

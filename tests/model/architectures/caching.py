@@ -151,7 +151,7 @@ def changes_no_answer_by_leaving_out_padding(name: str) -> None:
 
 
 def answers_together_as_alone_to_the_bit(name: str) -> None:
-    """Where weights are packed, by our kernels."""
+    """Compares by bits what our kernels compute for packed weights."""
     if not in_front():
         return
     tiny, texts, at = packed(name), [words(60, seed) for seed in (4, 5, 6)], [9, 40, 23]
