@@ -1,10 +1,11 @@
-"""Checks on a device what tests without one cannot: `python -m scripts.tools.device`, in 4 minutes on an H200.
+"""Checks on a device what tests without one cannot: `python -m scripts.tools.device`.
 
 Recurrent scans are compared with a loop in float64, wherever a prompt is cut, and every architecture with a scan with
 mlx-lm's own loops. The graphs of all architectures must not grow with their prompts. The speed of hybrids stands beside
-a llama's. `--tiny` does the same in seconds, also on a CPU, with small shapes and few architectures.
+a llama's. It has not run on a GPU yet, where it should take a few minutes. `--tiny` does the same in seconds, also on a
+CPU, with small shapes and few architectures.
 
-Exit status: 0, or 1 after a mismatch. A device without a kernel for a rule is one.
+Exit status: 0, or 1 after a mismatch or if the device lacks a kernel.
 """
 
 import argparse

@@ -9,7 +9,7 @@ before models are imported, so it takes a process of its own.
 import io
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, get_args
 from unittest.mock import patch
 
 from runner import cpu
@@ -27,7 +27,9 @@ LENGTHS = (12, 24)
 
 
 def main(platform: str, *names: str) -> None:
-    """Prints a row for each name, or for each architecture of mlx-lm."""
+    """Prints a row for each name, or for each architecture of mlx-lm. Ends with a message for an unknown platform."""
+    if platform not in get_args(Platform):
+        sys.exit(__doc__)
     pretend(cast("Platform", platform))
     from scripts.tools.models import architectures, vlm  # their modules ask for the platform
 
