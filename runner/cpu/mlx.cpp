@@ -166,14 +166,29 @@ Maybe experts_and(const array &sum, const array &other, mx::StreamOrDevice s) {
   fused.form = ExpertProduct::ADDED;
   return make(s, std::move(fused), mx::float32, joined(sum.inputs(), {other}));
 }
-/* Those, a shared expert's, and a residual: the residual is added to the former. */
+/* Those, with those of a shared expert, and a residual, which is added to the former; nothing for anything else. */
 Maybe all_experts_and(const array &sum, const array &other, mx::StreamOrDevice s) {
   auto *shared = operation_of<PackedProduct>(sum);
-  const auto both = shared && shared->form == PackedProduct::ADDED ? experts_and(sum.inputs().back(), other, s) : std::nullopt;
+  auto *scaled = operation_of<ScaledRows>(sum);
+  const bool fits = shared ? shared->form == PackedProduct::ADDED : scaled && sum.inputs().size() > 2;
+  const auto both = fits ? experts_and(sum.inputs().back(), other, s) : std::nullopt;
   if (!both) return std::nullopt;
   Arrays inputs = sum.inputs();
   inputs.back() = *both;
-  return make(s, PackedProduct(*shared), mx::float32, std::move(inputs));
+  return shared ? make(s, PackedProduct(*shared), mx::float32, std::move(inputs)) : make(s, ScaledRows(*scaled), mx::float32, std::move(inputs));
+}
+
+/* Rows times a function of a number of each; or what is added to those. Nothing for anything else. */
+Maybe scaled_rows(const array &numbers, const array &rows, mx::StreamOrDevice s) {
+  auto shape = rows.shape();
+  if (rows.ndim() < 1 || rows.ndim() > MOST_AXES || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  shape.back() = 1;
+  const Function f = Function::of(numbers);
+  return f.last() && numbers.shape() == shape && rows.shape() != shape ? Maybe(make(s, ScaledRows{f.formula}, mx::float32, {rows, f.x})) : std::nullopt;
+}
+Maybe scaled_rows_and(const array &scaled, const array &other, mx::StreamOrDevice s) {
+  auto *rows = operation_of<ScaledRows>(scaled);
+  return rows && scaled.inputs().size() == 2 && alike(scaled, other) && serves(s, scaled) ? Maybe(make(s, ScaledRows(*rows), mx::float32, joined(scaled.inputs(), {other}))) : std::nullopt;
 }
 
 /* The results of a token's experts, each times its weight; nothing for anything else. */
@@ -222,10 +237,9 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
     return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
   }
   if (auto experts = biased_experts(a, b, s)) return experts;
-  for (auto [sum, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
-    auto experts = experts_and(*sum, *other, s);
-    if (experts || (experts = all_experts_and(*sum, *other, s))) return experts;
-  }
+  for (auto fuse : {scaled_rows_and, experts_and, all_experts_and})
+    for (auto [sum, other] : {std::pair(&a, &b), std::pair(&b, &a)})
+      if (auto fused = fuse(*sum, *other, s)) return fused;
   const array &product = product_of(b) ? b : a, &other = &product == &a ? b : a;
   if (!product_of(product) || other.dtype() != mx::float32 || !serves(s, a)) return std::nullopt;
   PackedProduct fused = *product_of(product);
@@ -327,7 +341,9 @@ EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   if (auto weighted = a.shape(-1) == 1 ? weighted_experts(b, a, s) : weighted_experts(a, b, s)) return *weighted;
   auto fused = function(MULTIPLY, a, b, s);
   if (auto convolved = activated(fused, s)) return *convolved;
-  return either(fused ? fused : gated(a, b, s), [&] { return own_multiply(a, b, s); });
+  if (!fused) fused = gated(a, b, s);
+  if (!fused) fused = scaled_rows(a, b, s);
+  return either(fused ? fused : scaled_rows(b, a, s), [&] { return own_multiply(a, b, s); });
 }
 EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_sum(a, b, s);

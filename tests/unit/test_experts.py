@@ -163,6 +163,7 @@ def test_experts_are_two_operations_up_to_their_weighted_sum(
         (2, lambda y: y + residual),
         (3, lambda y: y + packing.times(rows, shared)),
         (3, lambda y: (packing.times(rows, shared) + y) + residual),
+        (3, lambda y: residual + (y + mx.sigmoid(residual[..., :1]) * rows)),
     ]
     for operations, after in forms:
         whole = partial(layers, after=after)
@@ -201,6 +202,35 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
     ]
     for case in cases:
         assert_close(by_kernels(case), wide(by_mlx(case)), 1e-3)  # rows are rounded to 16 bits by the kernels
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "and a residual"])
+def test_rows_are_scaled_and_added_in_one_operation(added: bool) -> None:
+    x, y = made(40, 2, 70).swapaxes(0, 1), made(2, 40, 70, seed=1)
+    numbers = made(2, 40, 1, seed=2)
+    mx.eval(x, y, numbers)
+
+    def compute(part: slice = slice(None)) -> mx.array:
+        scaled = x[:, part] * mx.sigmoid(numbers[:, part] - 1)
+        return y[:, part] + scaled if added else scaled
+
+    before = calls()
+    found = by_kernels(compute)
+    assert calls() == before + 1
+    assert_close(found, wide(by_mlx(compute)), 1e-6)
+    for threads in (1, 3):
+        use(16, threads, threads)
+        assert mx.array_equal(compute(slice(-1, None)), found[:, -1:])
+    numbers[1, 2] = mx.nan
+    assert mx.isnan(compute()).any(axis=-1).sum() == 1
+    odd: list[Callable[[], mx.array]] = [
+        lambda: mx.sigmoid(numbers[0]) * x,
+        lambda: mx.sigmoid(numbers) * numbers,
+        lambda: mx.sigmoid(x[..., :1]) * x[:1],
+        lambda: mx.sigmoid(numbers) * x + y[:1],
+    ]
+    for case in odd:
+        assert np.allclose(by_kernels(case), by_mlx(case), atol=1e-6, equal_nan=True)
 
 
 def test_gradients_of_experts_are_those_of_mlx() -> None:
