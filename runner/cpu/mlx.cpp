@@ -338,7 +338,8 @@ EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   if (!kernels) return own_multiply(a, b, s);
   if (auto scaled = a.ndim() < b.ndim() ? scaled_norm(a, b, s) : scaled_norm(b, a, s)) return *scaled;
   if (auto scaled = a.ndim() < b.ndim() ? scaled_shares(a, b, s) : scaled_shares(b, a, s)) return *scaled;
-  if (auto weighted = a.shape(-1) == 1 ? weighted_experts(b, a, s) : weighted_experts(a, b, s)) return *weighted;
+  for (auto [rows, weights] : {std::pair(&a, &b), std::pair(&b, &a)})
+    if (auto weighted = weighted_experts(*rows, *weights, s)) return *weighted;
   auto fused = function(MULTIPLY, a, b, s);
   if (auto convolved = activated(fused, s)) return *convolved;
   if (!fused) fused = gated(a, b, s);

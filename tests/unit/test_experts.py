@@ -197,6 +197,7 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
         lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-2, keepdims=True),
         lambda: times(first).squeeze(-2) * weights[..., None],
         lambda: times(first).squeeze(-2) * weights[..., :1, None],
+        lambda: mx.array(2.0, mx.float16) * times(first).squeeze(-2),
         lambda: (times(first).squeeze(-2) * (weights[..., None] + 1)).sum(axis=-2),
         lambda: (times(first) * weights[..., None, None]).sum(axis=-3),
     ]
