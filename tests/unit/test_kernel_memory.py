@@ -170,17 +170,10 @@ def check_bounds(table: _Kernels) -> None:
                 parts = pointer(factor), pointer(factor), number(1e-5)
                 call("layer_norm", pointer(floats(n)), size(n), *parts, pointer(floats(n)))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
-            for rows in (1, 3):
-                more = pointer(floats(n)) if rows > 1 else None
-                call(
-                    "mix",
-                    pointer(floats(rows, n)),
-                    pointer(floats(rows)),
-                    size(rows),
-                    more,
-                    pointer(floats(n)),
-                    size(n),
-                )
+            for count in (1, 3):
+                addend = pointer(floats(n)) if count > 1 else None
+                mixed = pointer(floats(count, n)), pointer(floats(count)), size(count), addend
+                call("mix", *mixed, pointer(floats(n)), size(n))
         for (rule, channels), (rows, k), tokens in product(SCANS, ((5, 20), (8, 16), (31, 3)), (0, 1, 3)):
             by_heads, columns = rule < 3, 1 if rule == LINEAR else k
             heads, padded = 2 if by_heads else 1, -(-columns // table.width) * table.width
