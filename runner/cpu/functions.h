@@ -150,6 +150,31 @@ struct Elementwise {
   }
 };
 
+/* Rows, each times a function of a number of its own, and what is added to them. Inputs: the rows, the numbers [..., 1];
+ * then what is added. */
+struct ScaledRows {
+  static constexpr const char *name = "FastScaledRows";
+  Formula formula;
+  bool operator==(const ScaledRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array y = own_multiply(computed(formula, in[1], s), in[0], s);
+    return in.size() > 2 ? own_add(in[2], y, s) : y;
+  }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder), numbers = whole(in[1], encoder);
+    const float *added = in.size() > 2 ? whole(in[2], encoder).data<float>() : nullptr;
+    encoder.dispatch([formula = formula, rows = Rows(x), n = (size_t)x.shape(-1), numbers = numbers.data<float>(), added, out = out.data<float>()] {
+      each_row(rows.count, 32, rows.count * n, [&](size_t row) {
+        float factor;
+        kernels->apply(formula, numbers + row, nullptr, &factor, 1);
+        kernels->mix((const float *)rows[row], &factor, 1, added ? added + row * n : nullptr, out + row * n, n);
+      });
+    });
+  }
+};
+
 struct RowSoftmax {
   static constexpr const char *name = "FastSoftmax";
   bool operator==(const RowSoftmax &) const = default;

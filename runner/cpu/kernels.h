@@ -115,6 +115,7 @@ struct Kernels {
   void (*scan)(const Scan &, int batch, int head, int from, int to, float *scratch);
   void (*gates)(const Gates &, const float *x, float *decays, float *steps);
   void (*softmax)(const float *x, float *out, size_t n);
+  void (*mix)(const float *rows, const float *weights, size_t count, const float *added, float *out, size_t n);
   void (*convolve)(const Convolution &, const float *const *x, size_t rows, float *out);
   void (*to_float)(const void *x, int type, size_t n, float *out);
   void (*from_float)(const float *x, size_t n, void *out, int type);

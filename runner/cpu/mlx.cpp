@@ -7,8 +7,8 @@
  * libmlx's. */
 #include "attention.h"
 #include "convolutions.h"
+#include "experts.h"
 #include "functions.h"
-#include "products.h"
 #include "recurrences.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -26,6 +26,13 @@ const PackedProduct *product_of(const array &a) {
   auto *product = operation_of<PackedProduct>(a);
   return product && product->form == PackedProduct::PLAIN ? product : nullptr;
 }
+/* That of experts, of each chosen one by itself. */
+const ExpertProduct *experts_of(const array &a) {
+  auto *product = operation_of<ExpertProduct>(a);
+  return product && product->form == ExpertProduct::EACH && !product->gated ? product : nullptr;
+}
+/* The first input of a primitive of libmlx's with this name; nullptr for any other array. */
+const array *input_of(const array &a, const char *name) { return a.has_primitive() && !strcmp(a.primitive().name(), name) ? &a.inputs()[0] : nullptr; }
 bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
 
 /* The one number of an array that is known while a graph is built, and that has no more axes than `other`. */
@@ -96,6 +103,12 @@ Maybe function(int what, const array &a, const array &b, mx::StreamOrDevice s) {
 }
 Maybe function(int what, const array &a, mx::StreamOrDevice s) { return kernels ? with_constant(what, a, 0, false, s) : std::nullopt; }
 
+/* The inputs of an operation that is made of two: of the second one, without the first `common` ones. */
+Arrays joined(Arrays first, const Arrays &second, size_t common = 0) {
+  first.insert(first.end(), second.begin() + common, second.end());
+  return first;
+}
+
 /* The norms of `rows` times a number; nothing for anything else. */
 Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) {
   auto *norm = operation_of<NormedRows>(rows);
@@ -126,11 +139,92 @@ Maybe gated(const array &a, const array &b, mx::StreamOrDevice s) {
     inputs.push_back(f.x);
     return make(s, NormedRows{norm->eps, norm->weighted, 1, f.formula}, mx::float32, std::move(inputs));
   }
-  auto *first = product_of(f.x), *second = product_of(b);
-  if (!first || !second || !(*first == *second) || first->biased || f.x.inputs()[0].id() != b.inputs()[0].id()) return f.result(s, b);
-  Arrays inputs = f.x.inputs();
-  inputs.insert(inputs.end(), b.inputs().begin() + 1, b.inputs().end());
-  return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED, false, f.formula}, mx::float32, std::move(inputs));
+  const Gate gate{f.formula, g.formula};
+  if (auto *first = product_of(f.x), *second = product_of(g.x); first && second && *first == *second && !first->biased && f.x.inputs()[0].id() == g.x.inputs()[0].id())
+    return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED, false, gate}, mx::float32, joined(f.x.inputs(), g.x.inputs(), 1));
+  if (auto *first = experts_of(f.x), *second = experts_of(g.x); first && second && *first == *second && f.x.inputs()[0].id() == g.x.inputs()[0].id() && f.x.inputs()[1].id() == g.x.inputs()[1].id())
+    return make(s, ExpertProduct{first->packing, first->of_rows, first->biased, ExpertProduct::EACH, true, gate}, mx::float32, joined(f.x.inputs(), g.x.inputs(), 2));
+  return f.result(s, b);
+}
+
+/* The bias of each token's experts, added to their products; nothing for anything else. */
+Maybe biased_experts(const array &a, const array &b, mx::StreamOrDevice s) {
+  auto *product = experts_of(a);
+  const array *squeezed = input_of(b, "ExpandDims"), *gathered = squeezed ? input_of(*squeezed, "Squeeze") : nullptr, *bias = gathered ? input_of(*gathered, "Gather") : nullptr;
+  if (!product || product->biased || !bias || !alike(a, b) || bias->ndim() != 2 || bias->shape(1) != a.shape(-1) || gathered->inputs()[1].id() != a.inputs()[1].id() || !serves(s, a))
+    return std::nullopt;
+  ExpertProduct fused = *product;
+  fused.biased = true;
+  return make(s, std::move(fused), mx::float32, joined(a.inputs(), {*bias}));
+}
+
+/* The sum of a token's experts, and of what is added to it; nothing for anything else. */
+Maybe experts_and(const array &sum, const array &other, mx::StreamOrDevice s) {
+  auto *experts = operation_of<ExpertProduct>(sum);
+  if (!experts || experts->form != ExpertProduct::SUMMED || product_of(other) || !alike(sum, other) || !serves(s, sum)) return std::nullopt;
+  ExpertProduct fused = *experts;
+  fused.form = ExpertProduct::ADDED;
+  return make(s, std::move(fused), mx::float32, joined(sum.inputs(), {other}));
+}
+/* Those, with those of a shared expert, and a residual, which is added to the former; nothing for anything else. */
+Maybe all_experts_and(const array &sum, const array &other, mx::StreamOrDevice s) {
+  auto *shared = operation_of<PackedProduct>(sum);
+  auto *scaled = operation_of<ScaledRows>(sum);
+  const bool fits = shared ? shared->form == PackedProduct::ADDED : scaled && sum.inputs().size() > 2;
+  const auto both = fits ? experts_and(sum.inputs().back(), other, s) : std::nullopt;
+  if (!both) return std::nullopt;
+  Arrays inputs = sum.inputs();
+  inputs.back() = *both;
+  return shared ? make(s, PackedProduct(*shared), mx::float32, std::move(inputs)) : make(s, ScaledRows(*scaled), mx::float32, std::move(inputs));
+}
+
+/* Rows times a function of a number of each; or what is added to those. Nothing for anything else. */
+Maybe scaled_rows(const array &numbers, const array &rows, mx::StreamOrDevice s) {
+  auto shape = rows.shape();
+  if (rows.ndim() < 1 || rows.ndim() > MOST_AXES || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  shape.back() = 1;
+  const Function f = Function::of(numbers);
+  return f.last() && numbers.shape() == shape && rows.shape() != shape ? Maybe(make(s, ScaledRows{f.formula}, mx::float32, {rows, f.x})) : std::nullopt;
+}
+Maybe scaled_rows_and(const array &scaled, const array &other, mx::StreamOrDevice s) {
+  auto *rows = operation_of<ScaledRows>(scaled);
+  return rows && scaled.inputs().size() == 2 && alike(scaled, other) && serves(s, scaled) ? Maybe(make(s, ScaledRows(*rows), mx::float32, joined(scaled.inputs(), {other}))) : std::nullopt;
+}
+
+/* The results of a token's experts, each times its weight; nothing for anything else. */
+Maybe weighted_experts(const array &rows, const array &weights, mx::StreamOrDevice s) {
+  const array *each = input_of(rows, "Squeeze"), *numbers = input_of(weights, "ExpandDims");
+  auto *product = each ? operation_of<ExpertProduct>(*each) : nullptr;
+  if (!product || product->form != ExpertProduct::EACH || !numbers || rows.dtype() != mx::float32 || numbers->dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  auto chosen = each->inputs()[1].shape(), shape = chosen, ones = chosen;
+  shape.push_back(each->shape(-1)), ones.push_back(1);
+  if (numbers->shape() != chosen || weights.shape() != ones || rows.shape() != shape || each->shape(-2) != 1) return std::nullopt;
+  ExpertProduct fused = *product;
+  fused.form = ExpertProduct::WEIGHTED;
+  return make(s, std::move(fused), mx::float32, joined(each->inputs(), {*numbers}));
+}
+
+/* The chosen numbers with another form; nothing for anything but plain ones. */
+Maybe chosen_numbers(const array &a, decltype(ChosenNumbers::form) form, mx::StreamOrDevice s) {
+  auto *numbers = operation_of<ChosenNumbers>(a);
+  if (!numbers || numbers->form != ChosenNumbers::PLAIN || !serves(s, a)) return std::nullopt;
+  return make(s, ChosenNumbers{numbers->before, form}, mx::float32, a.inputs());
+}
+
+/* Chosen numbers divided by a function of their sum, or those times a factor; nothing for anything else. */
+Maybe chosen_shares(const array &a, const array &b, mx::StreamOrDevice s) {
+  auto *numbers = operation_of<ChosenNumbers>(a);
+  const Function f = Function::of(b);
+  auto *sum = numbers ? operation_of<ChosenNumbers>(f.x) : nullptr;
+  if (!sum || numbers->form != ChosenNumbers::PLAIN || !(*sum == ChosenNumbers{numbers->before, ChosenNumbers::SUM}) || a.inputs()[0].id() != f.x.inputs()[0].id() || a.inputs()[1].id() != f.x.inputs()[1].id() || !serves(s, a))
+    return std::nullopt;
+  return make(s, ChosenNumbers{numbers->before, ChosenNumbers::SHARES, f.formula}, mx::float32, a.inputs());
+}
+Maybe scaled_shares(const array &number, const array &a, mx::StreamOrDevice s) {
+  auto *shares = operation_of<ChosenNumbers>(a);
+  const auto factor = constant_of(number, a);
+  if (!factor || !shares || shares->form != ChosenNumbers::SHARES || shares->factor != 1 || !serves(s, a)) return std::nullopt;
+  return make(s, ChosenNumbers{shares->before, shares->form, shares->of_sum, *factor}, mx::float32, a.inputs());
 }
 
 /* The sum of a product and a bias or a residual, or of a convolution and its bias, as one operation. */
@@ -142,6 +236,10 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
     inputs.push_back(b);
     return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
   }
+  if (auto experts = biased_experts(a, b, s)) return experts;
+  for (auto fuse : {scaled_rows_and, experts_and, all_experts_and})
+    for (auto [sum, other] : {std::pair(&a, &b), std::pair(&b, &a)})
+      if (auto fused = fuse(*sum, *other, s)) return fused;
   const array &product = product_of(b) ? b : a, &other = &product == &a ? b : a;
   if (!product_of(product) || other.dtype() != mx::float32 || !serves(s, a)) return std::nullopt;
   PackedProduct fused = *product_of(product);
@@ -196,12 +294,15 @@ EXPORT array gather_qmm(const array &x, const array &w, const array &scales, con
       x.ndim() > MOST_AXES || w.ndim() != 3 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
       rhs_indices->size() == 0 || !serves(s, x))
     return own_gather_qmm(x, w, scales, biases, lhs_indices, rhs_indices, transpose, group_size, bits, mode, global_scale, sorted_indices, s);
-  auto batch = x.shape();
+  auto batch = x.shape(), of_rows = batch;
   batch.resize(batch.size() - 2);
   batch = broadcast_shapes(batch, rhs_indices->shape());
-  Arrays inputs = {x, w, scales, batch == rhs_indices->shape() ? *rhs_indices : broadcast_to(*rhs_indices, batch, s)};
+  const array *rows = input_of(x, "ExpandDims");
+  if (rows) of_rows = rows->shape(), of_rows.insert(of_rows.end() - 1, 2, 1);
+  if (of_rows != x.shape()) rows = nullptr;
+  Arrays inputs = {rows ? *rows : x, batch == rhs_indices->shape() ? *rhs_indices : broadcast_to(*rhs_indices, batch, s), w, scales};
   if (biases) inputs.push_back(*biases);
-  return make(s, ExpertProduct{*packing}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
+  return make(s, ExpertProduct{*packing, rows != nullptr}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases, std::optional<int> group_size, std::optional<int> bits,
@@ -223,6 +324,7 @@ EXPORT array expm1(const array &x, StreamOrDevice s) { return either(function(EX
 EXPORT array erf(const array &x, StreamOrDevice s) { return either(function(ERF, x, s), [&] { return own_erf(x, s); }); }
 EXPORT array square(const array &x, StreamOrDevice s) { return either(function(MULTIPLY, x, x, s), [&] { return own_square(x, s); }); }
 EXPORT array negative(const array &x, StreamOrDevice s) { return either(kernels ? with_constant(MULTIPLY, x, -1, false, s) : std::nullopt, [&] { return own_negative(x, s); }); }
+EXPORT array operator-(const array &x) { return negative(x, {}); }
 EXPORT array power(const array &x, const array &y, StreamOrDevice s) {
   const auto exponent = kernels ? constant_of(y, x) : std::nullopt;
   auto power = exponent == 2 || exponent == 3 ? function(MULTIPLY, x, x, s) : std::nullopt;
@@ -235,16 +337,24 @@ EXPORT array logaddexp(const array &a, const array &b, StreamOrDevice s) {
 EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   if (!kernels) return own_multiply(a, b, s);
   if (auto scaled = a.ndim() < b.ndim() ? scaled_norm(a, b, s) : scaled_norm(b, a, s)) return *scaled;
+  if (auto scaled = a.ndim() < b.ndim() ? scaled_shares(a, b, s) : scaled_shares(b, a, s)) return *scaled;
+  for (auto [rows, weights] : {std::pair(&a, &b), std::pair(&b, &a)})
+    if (auto weighted = weighted_experts(*rows, *weights, s)) return *weighted;
   auto fused = function(MULTIPLY, a, b, s);
   if (auto convolved = activated(fused, s)) return *convolved;
-  return either(fused ? fused : gated(a, b, s), [&] { return own_multiply(a, b, s); });
+  if (!fused) fused = gated(a, b, s);
+  if (!fused) fused = scaled_rows(a, b, s);
+  return either(fused ? fused : scaled_rows(b, a, s), [&] { return own_multiply(a, b, s); });
 }
 EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_sum(a, b, s);
   return either(fused ? fused : function(ADD, a, b, s), [&] { return own_add(a, b, s); });
 }
 EXPORT array subtract(const array &a, const array &b, StreamOrDevice s) { return either(function(SUBTRACT, a, b, s), [&] { return own_subtract(a, b, s); }); }
-EXPORT array divide(const array &a, const array &b, StreamOrDevice s) { return either(function(DIVIDE, a, b, s), [&] { return own_divide(a, b, s); }); }
+EXPORT array divide(const array &a, const array &b, StreamOrDevice s) {
+  auto shares = chosen_shares(a, b, s);
+  return either(shares ? shares : function(DIVIDE, a, b, s), [&] { return own_divide(a, b, s); });
+}
 EXPORT array maximum(const array &a, const array &b, StreamOrDevice s) { return either(function(LARGER, a, b, s), [&] { return own_maximum(a, b, s); }); }
 EXPORT array minimum(const array &a, const array &b, StreamOrDevice s) { return either(function(SMALLER, a, b, s), [&] { return own_minimum(a, b, s); }); }
 EXPORT array clip(const array &x, const Maybe &least, const Maybe &most, StreamOrDevice s) {
@@ -279,8 +389,23 @@ EXPORT array conv_general(array x, array weight, Ints stride, Ints before, Ints 
   const bool fits = x.ndim() == 3 && all(stride, 1) && all(before, 0) && all(after, 0) && all(dilation, 1) && all(spread, 1) && !flip;
   return fits ? conv1d(x, weight, 1, 0, 1, groups, s) : own_conv_general(std::move(x), std::move(weight), stride, before, after, dilation, spread, groups, flip, s);
 }
+/* A part of each row of a choice; nothing for anything else. */
+static Maybe fewer_chosen(const array &a, const Shape &start, const Shape &stop, const Shape &strides, StreamOrDevice s) {
+  auto *choice = operation_of<Choice>(a);
+  if (!choice || start.size() != a.ndim() || stop.size() != a.ndim() || strides != Shape(a.ndim(), 1) || !serves(s, a)) return std::nullopt;
+  int from = 0, to = 0;
+  for (int i = 0; i < (int)a.ndim(); i++) {
+    const int length = a.shape(i);
+    auto place = [&](int at) { return std::clamp(at < 0 ? at + length : at, 0, length); };
+    from = place(start[i]), to = place(stop[i]);
+    if (i + 1 < (int)a.ndim() && (from || to < length)) return std::nullopt;
+  }
+  if (from >= to) return std::nullopt;
+  return make(s, Choice{choice->kth, choice->first + from, to - from, choice->before, choice->after, choice->biased}, uint32, a.inputs());
+}
 /* Few rows of joined ones, the state of a convolution, are joined by themselves: then nothing may ask for all of them. */
 EXPORT array slice(const array &a, Shape start, Shape stop, Shape strides, StreamOrDevice s) {
+  if (auto chosen = fewer_chosen(a, start, stop, strides, s)) return *chosen;
   auto *joined = operation_of<Joined>(a);
   if (!joined || a.ndim() != 3 || joined->axis != 1 || strides != Shape{1, 1, 1} || start.size() != 3 || stop.size() != 3 || !serves(s, a))
     return own_slice(a, std::move(start), std::move(stop), std::move(strides), s);
@@ -292,7 +417,51 @@ EXPORT array slice(const array &a, Shape start, Shape stop, Shape strides, Strea
   return make(s, Joined{1, joined->first + from[1], joined->last + a.shape(1) - to[1]}, a.dtype(), a.inputs());
 }
 EXPORT array contiguous(const array &a, bool columns, StreamOrDevice s) { return operation_of<Joined>(a) && serves(s, a) ? a : own_contiguous(a, columns, s); }
+EXPORT array argpartition(const array &a, int kth, int axis, StreamOrDevice s) {
+  const int n = a.ndim() ? a.shape(-1) : 0, place = kth < 0 ? kth + n : kth;
+  const bool fits = kernels && a.dtype() == float32 && a.ndim() >= 1 && a.ndim() <= MOST_AXES && (axis == -1 || axis + 1 == (int)a.ndim()) && place >= 0 && place < n && serves(s, a);
+  if (!fits) return own_argpartition(a, kth, axis, s);
+  const Function f = Function::of(a);
+  const array *sum = &f.x, *keys = input_of(*sum, "Add"), *bias = keys ? input_of(sum->inputs()[1], "Broadcast") : nullptr;
+  if (!bias || bias->ndim() != 1 || bias->shape(0) != n || bias->dtype() != float32 || !alike(*keys, *sum)) return make(s, Choice{place, 0, n, f.formula}, uint32, {f.x});
+  const Function before = Function::of(*keys);
+  return make(s, Choice{place, 0, n, before.formula, f.formula, true}, uint32, {before.x, *bias});
+}
+EXPORT array stop_gradient(const array &a, StreamOrDevice s) { return operation_of<Choice>(a) && !a.is_tracer() ? a : own_stop_gradient(a, s); }
+EXPORT array take_along_axis(const array &a, const array &indices, int axis, StreamOrDevice s) {
+  bool fits = operation_of<Choice>(indices) && a.dtype() == float32 && a.ndim() == indices.ndim() && (axis == -1 || axis + 1 == (int)a.ndim()) && serves(s, a);
+  for (int i = 0; fits && i + 1 < (int)a.ndim(); i++) fits = a.shape(i) == indices.shape(i);
+  if (!fits) return own_take_along_axis(a, indices, axis, s);
+  const Function f = Function::of(a);
+  return make(s, ChosenNumbers{f.formula}, float32, {f.x, indices});
+}
+EXPORT array sum(const array &a, const std::vector<int> &axes, bool keepdims, StreamOrDevice s) {
+  const int axis = axes.size() == 1 ? axes[0] < 0 ? axes[0] : axes[0] - (int)a.ndim() : 0;
+  if (auto total = axis == -1 && keepdims ? chosen_numbers(a, ChosenNumbers::SUM, s) : std::nullopt) return *total;
+  auto *experts = axis == -2 && !keepdims ? operation_of<ExpertProduct>(a) : nullptr;
+  if (!experts || experts->form != ExpertProduct::WEIGHTED || !serves(s, a)) return own_sum(a, axes, keepdims, s);
+  ExpertProduct fused = *experts;
+  fused.form = ExpertProduct::SUMMED;
+  return make(s, std::move(fused), float32, a.inputs());
+}
+namespace {
+
+/* The product with weights that are stored transposed, in one piece; nothing for anything else. */
+Maybe plain_product(const array &x, const array &w, const Maybe &bias, StreamOrDevice s) {
+  const array *stored = kernels ? input_of(w, "Transpose") : nullptr;
+  if (!stored || w.ndim() != 2 || x.ndim() < 2 || x.dtype() != float32 || stored->dtype() != float32 || stored->shape(0) != w.shape(1) || x.shape(-1) != w.shape(0) || stored->has_primitive() ||
+      !stored->is_available() || !stored->flags().row_contiguous || (bias && (bias->dtype() != float32 || bias->ndim() != 1 || bias->shape(0) != w.shape(1))) || !PlainProduct::sgemm() || w.size() == 0 || !serves(s, x))
+    return std::nullopt;
+  return make(s, PlainProduct{}, float32, bias ? Arrays{x, *stored, *bias} : Arrays{x, *stored});
+}
+
+}  // namespace
+EXPORT array matmul(const array &a, const array &b, StreamOrDevice s) { return either(plain_product(a, b, std::nullopt, s), [&] { return own_matmul(a, b, s); }); }
+EXPORT array addmm(array c, array a, array b, const float &alpha, const float &beta, StreamOrDevice s) {
+  return either(alpha == 1 && beta == 1 ? plain_product(a, b, c, s) : std::nullopt, [&] { return own_addmm(c, a, b, alpha, beta, s); });
+}
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
+  if (auto chosen = axes == std::vector<int>{-1} || axes == std::vector<int>{(int)x.ndim() - 1} ? chosen_numbers(x, ChosenNumbers::SOFTMAX, s) : std::nullopt) return *chosen;
   bool fits = kernels && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
   return fits ? make(s, RowSoftmax{}, float32, {x}) : own_softmax(x, axes, precise, s);
 }

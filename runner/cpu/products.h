@@ -1,4 +1,4 @@
-/* Products with packed weights: plain, gated, of experts, of packed keys and values; rows of embeddings. */
+/* Products with packed weights: plain, gated, of packed keys and values; rows of embeddings. */
 #pragma once
 #include "functions.h"
 
@@ -55,17 +55,39 @@ void compute_part(const Product &p, int part) {
   kernels->product(mine, from, to, scratch(outputs_at_once(p) * p.k));
 }
 
+/* Of two products that are gated: a function of the first, times one of the second. */
+struct Gate {
+  Formula first{}, second{};
+  bool operator==(const Gate &) const = default;
+
+  explicit operator bool() const { return first.count; }
+  array original(const array &a, const array &b, mx::StreamOrDevice s) const { return own_multiply(computed(first, a, s), computed(second, b, s), s); }
+};
+
+/* Computes a part of a product, gated by the second one if that has rows: all float32 then. */
+void compute_gated(const Product &p, const Product &second, const Gate &gate, int part) {
+  compute_part(p, part);
+  if (!second.m) return;
+  compute_part(second, part);
+  const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
+  for (size_t i = 0; i < p.m; i++) {
+    const size_t at = (p.order ? p.order[i] : i) * p.n + from;
+    float *x = (float *)p.out + at, *factor = (float *)second.out + at;
+    if (gate.second.count) kernels->apply(gate.second, factor, nullptr, factor, count);
+    kernels->apply(gate.first, x, factor, x, count);
+  }
+}
+
 /* A product with packed weights, and what follows it in a forward: a bias and a residual that are added, or a gate.
  *
- * Inputs: x; then the weights, scales and biases of one product, or of two that are gated, the first by a function of it;
- * then the bias and the residual. */
+ * Inputs: x; then the weights, scales and biases of one product, or of two that are gated; then the bias and the residual. */
 struct PackedProduct {
   static constexpr const char *name = "FastQuantizedMatmul";
   Packing packing;
   MaybeAsked asked;
   enum { PLAIN, ADDED, GATED } form = PLAIN;
   bool biased = false;
-  Formula gate{};
+  Gate gate{};
   bool operator==(const PackedProduct &) const = default;
 
   int parts() const { return packing.mode == AFFINE ? 3 : 2; }
@@ -76,7 +98,7 @@ struct PackedProduct {
     array y = multiply(1);
     if (biased) y = own_add(y, in[1 + parts()], s);
     if (form == ADDED) return own_add(y, in.back(), s);
-    return form == GATED ? Elementwise{gate}.original({y, multiply(1 + parts())}, s) : y;
+    return form == GATED ? gate.original(y, multiply(1 + parts()), s) : y;
   }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[0].shape();
@@ -106,68 +128,7 @@ struct PackedProduct {
       each((int)p.m, shares(p.m, p.m * p.k), [&](int i) { kernels->take(p, rows[p.order ? p.order[i] : i], type, floats + i * p.k); });
       for (int i = 0; asked && i < asked->batch; i++)
         memset((char *)p.out + row_bytes * (i * asked->length + asked->counts[i]), 0, row_bytes * (asked->length - asked->counts[i]));
-      each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
-        compute_part(p, part);
-        if (!gated.m) return;
-        compute_part(gated, part);
-        const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
-        for (size_t i = 0; i < p.m; i++) {
-          const size_t at = (p.order ? p.order[i] : i) * p.n + from;
-          kernels->apply(gate, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
-        }
-      });
-    });
-  }
-};
-
-/* The product of each matrix of x with that of the expert that was chosen for it. Inputs: x, weights, scales, the numbers
- * of the experts, biases. */
-struct ExpertProduct {
-  static constexpr const char *name = "FastGatherQmm";
-  Packing packing;
-  bool operator==(const ExpertProduct &) const = default;
-
-  array original(const Arrays &in, mx::StreamOrDevice s) const {
-    return own_gather_qmm(in[0], in[1], in[2], maybe(in, 4), std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
-  }
-  mx::Shape shape(const Arrays &in) const {
-    auto shape = in[3].shape();
-    shape.push_back(in[0].shape(-2));
-    shape.push_back(in[1].shape(-2));
-    return shape;
-  }
-  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder), w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder), chosen = whole(in[3], encoder);
-    Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
-    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, x.shape(-1), out);
-    Rows rows(x, chosen.shape());
-    float *floats = room_for(rows.count, p.k, encoder);
-    encoder.dispatch([p, rows, floats, type = type_of(x.dtype()), experts = matrices_of(w), chosen = chosen.data<uint32_t>(), each_rows = x.shape(-2),
-                      expert_bytes = *matrix_stride(w) * 4, scale_bytes = *matrix_stride(scales) * scales.itemsize(),
-                      bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {
-      std::vector<uint32_t> order(rows.count);
-      auto expert = [&](uint32_t row) { return std::min(chosen[row / each_rows], experts - 1); };
-      std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return expert(a) < expert(b); });
-      struct Job {
-        Product product;
-        int part;
-      };
-      std::vector<Job> jobs;
-      for (size_t first = 0, end; first < rows.count; first = end) {
-        const uint32_t of = expert(order[first]);
-        for (end = first + 1; end < rows.count && expert(order[end]) == of;) end++;
-        Product mine = p;
-        mine.m = end - first;
-        mine.x = floats + first * p.k;
-        mine.order = order.data() + first;
-        mine.w += of * expert_bytes;
-        mine.scales = (const char *)p.scales + of * scale_bytes;
-        if (p.biases) mine.biases = (const char *)p.biases + of * bias_bytes;
-        for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
-      }
-      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { kernels->take(p, rows[order[i]], type, floats + i * p.k); });
-      each((int)jobs.size(), shares(rows.count, rows.count * p.n * p.k), [&](int i) { compute_part(jobs[i].product, jobs[i].part); });
+      each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) { compute_gated(p, gated, gate, part); });
     });
   }
 };
@@ -250,6 +211,36 @@ struct BatchedProduct {
       }
       each((int)from.count, shares(rows, from.count * p.k), [&](int i) { kernels->take(p, from[i], F32, floats + (place[i / rows] * rows + i % rows) * p.k); });
       each((int)jobs.size(), shares(rows, work), [&](int i) { compute_part(jobs[i].first, jobs[i].second); });
+    });
+  }
+};
+
+/* The product with weights that are not packed, by the BLAS that MLX uses. Inputs: x, the weights; then a bias. */
+struct PlainProduct {
+  static constexpr const char *name = "FastMatmul";
+  bool operator==(const PlainProduct &) const = default;
+  using Sgemm = void(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+  enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 }; /* CBLAS's */
+
+  static Sgemm *sgemm() {
+    static Sgemm *const found = (Sgemm *)dlsym(RTLD_DEFAULT, "cblas_sgemm");
+    return found;
+  }
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array w = mx::transpose(in[1], s);
+    return in.size() > 2 ? own_addmm(in[2], in[0], w, 1, 1, s) : own_matmul(in[0], w, s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = in[1].shape(0);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = whole(in[0], encoder), w = whole(in[1], encoder);
+    const float *bias = in.size() > 2 ? whole(in[2], encoder).data<float>() : nullptr;
+    encoder.dispatch([bias, m = (int)(x.size() / x.shape(-1)), n = w.shape(0), k = w.shape(1), x = x.data<float>(), w = w.data<float>(), out = out.data<float>()] {
+      for (int row = 0; bias && row < m; row++) memcpy(out + (size_t)row * n, bias, sizeof(float) * n);
+      sgemm()(ROW_MAJOR, AS_IT_IS, TRANSPOSED, m, n, k, 1, x, k, w, k, bias ? 1 : 0, out, n);
     });
   }
 };

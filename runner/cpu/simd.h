@@ -945,6 +945,18 @@ void softmax(const float *x, float *out, size_t n) {
   for (; i < n; i++) out[i] *= factor;
 }
 
+/* The sum of rows of n numbers, each times its weight, and of what is added; NULL: nothing. */
+void mix(const float *rows, const float *weights, size_t count, const float *added, float *out, size_t n) {
+  auto sum = [&](auto load, size_t i) {
+    auto sum = load(rows + i) * weights[0];
+    for (size_t row = 1; row < count; row++) sum += load(rows + row * n + i) * weights[row];
+    return added ? sum + load(added + i) : sum;
+  };
+  size_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) store(out + i, sum([](const float *p) { return load(p); }, i));
+  for (; i < n; i++) out[i] = sum([](const float *p) { return *p; }, i);
+}
+
 /* Vector by vector of channels, so that the weights of one stay in registers for all rows. */
 template <int TAPS> __attribute__((noinline)) void convolve_rows(const Convolution &a, const float *const *x, size_t rows, float *out) {
   for (size_t i = 0; i < a.n; i += WIDTH) {
@@ -970,4 +982,4 @@ void convolve(const Convolution &a, const float *const *x, size_t rows, float *o
 #include "scans.h"
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, layer_norm, rope, apply, scan, gates, softmax, convolve, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, layer_norm, rope, apply, scan, gates, softmax, mix, convolve, to_float, from_float};

@@ -84,7 +84,7 @@ class _Gates(ctypes.Structure):
 
 _FUNCTIONS = (
     *("take", "product", "unpack", "weigh", "attend", "rms_norm", "layer_norm", "rope", "apply", "scan", "gates"),
-    *("softmax", "convolve", "to_float", "from_float"),
+    *("softmax", "mix", "convolve", "to_float", "from_float"),
 )
 _CODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
@@ -170,6 +170,10 @@ def check_bounds(table: _Kernels) -> None:
                 parts = pointer(factor), pointer(factor), number(1e-5)
                 call("layer_norm", pointer(floats(n)), size(n), *parts, pointer(floats(n)))
             call("softmax", pointer(floats(n)), pointer(floats(n)), size(n))
+            for count in (1, 3):
+                addend = pointer(floats(n)) if count > 1 else None
+                mixed = pointer(floats(count, n)), pointer(floats(count)), size(count), addend
+                call("mix", *mixed, pointer(floats(n)), size(n))
         for (rule, channels), (rows, k), tokens in product(SCANS, ((5, 20), (8, 16), (31, 3)), (0, 1, 3)):
             by_heads, columns = rule < 3, 1 if rule == LINEAR else k
             heads, padded = 2 if by_heads else 1, -(-columns // table.width) * table.width
@@ -297,7 +301,7 @@ import sys, pytest
 from runner import cpu
 cpu.__file__ = sys.argv[1]
 words = ["-q", "-p", "no:xdist", f"--basetemp={sys.argv[3]}", "-k", "not other_widths and not sanitizer"]
-files = [f"tests/unit/test_{name}.py" for name in ("kernels", "convolutions", "scans", "kernel_memory")]
+files = [f"tests/unit/test_{name}.py" for name in ("kernels", "experts", "convolutions", "scans", "kernel_memory")]
 status = pytest.main([*words, *files])
 assert sys.argv[2] in open("/proc/self/maps").read()
 sys.exit(status)
