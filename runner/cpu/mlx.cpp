@@ -101,7 +101,9 @@ Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) 
   auto *norm = operation_of<NormedRows>(rows);
   const auto factor = constant_of(number, rows);
   if (!factor || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
-  return make(s, NormedRows{norm->eps, norm->weighted, *factor}, mx::float32, rows.inputs());
+  NormedRows scaled = *norm;
+  scaled.factor = *factor;
+  return make(s, std::move(scaled), mx::float32, rows.inputs());
 }
 
 /* silu of a convolution as a part of it; nothing for any other function. */
@@ -122,9 +124,11 @@ Maybe gated(const array &a, const array &b, mx::StreamOrDevice s) {
   if (f.last() < g.last()) return gated(b, a, s);
   if (!f.last()) return std::nullopt;
   if (auto *norm = operation_of<NormedRows>(b); norm && norm->plain()) {
+    NormedRows times = *norm;
+    times.gate = f.formula;
     Arrays inputs = b.inputs();
     inputs.push_back(f.x);
-    return make(s, NormedRows{norm->eps, norm->weighted, 1, f.formula}, mx::float32, std::move(inputs));
+    return make(s, std::move(times), mx::float32, std::move(inputs));
   }
   auto *first = product_of(f.x), *second = product_of(b);
   if (!first || !second || !(*first == *second) || first->biased || f.x.inputs()[0].id() != b.inputs()[0].id()) return f.result(s, b);
@@ -133,7 +137,7 @@ Maybe gated(const array &a, const array &b, mx::StreamOrDevice s) {
   return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED, false, f.formula}, mx::float32, std::move(inputs));
 }
 
-/* The sum of a product and a bias or a residual, or of a convolution and its bias, as one operation. */
+/* The sum of a product and a bias or a residual, of norms and a residual, or of a convolution and its bias, as one operation. */
 Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
   if (!kernels) return std::nullopt;
   auto *convolved = operation_of<Convolved>(a);
@@ -141,6 +145,15 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
     Arrays inputs = a.inputs();
     inputs.push_back(b);
     return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
+  }
+  for (auto [normed, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+    auto *norm = operation_of<NormedRows>(*normed);
+    if (!norm || !norm->plain() || !alike(a, b) || !serves(s, a)) continue;
+    NormedRows sum = *norm;
+    sum.added = true;
+    Arrays inputs = normed->inputs();
+    inputs.push_back(*other);
+    return make(s, std::move(sum), mx::float32, std::move(inputs));
   }
   const array &product = product_of(b) ? b : a, &other = &product == &a ? b : a;
   if (!product_of(product) || other.dtype() != mx::float32 || !serves(s, a)) return std::nullopt;
@@ -240,8 +253,8 @@ EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   return either(fused ? fused : gated(a, b, s), [&] { return own_multiply(a, b, s); });
 }
 EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
-  auto fused = fused_sum(a, b, s);
-  return either(fused ? fused : function(ADD, a, b, s), [&] { return own_add(a, b, s); });
+  auto fused = function(ADD, a, b, s); /* first: a product plus a function of it is no product plus a residual */
+  return either(fused ? fused : fused_sum(a, b, s), [&] { return own_add(a, b, s); });
 }
 EXPORT array subtract(const array &a, const array &b, StreamOrDevice s) { return either(function(SUBTRACT, a, b, s), [&] { return own_subtract(a, b, s); }); }
 EXPORT array divide(const array &a, const array &b, StreamOrDevice s) { return either(function(DIVIDE, a, b, s), [&] { return own_divide(a, b, s); }); }
@@ -302,9 +315,10 @@ namespace fast {
 EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDevice s) {
   if (!kernels || x.ndim() < 1 || x.ndim() > MOST_AXES || !is_float(x) || (weight && (weight->ndim() != 1 || !is_float(*weight) || weight->shape(0) != x.shape(-1))) || !serves(s, x))
     return own_rms_norm(x, weight, eps, s);
+  const Function of_weight = Function::of(weight.value_or(x));
   Arrays inputs = {x};
-  if (weight) inputs.push_back(*weight);
-  return make(s, NormedRows{eps, weight.has_value()}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
+  if (weight) inputs.push_back(of_weight.x);
+  return make(s, NormedRows{eps, weight.has_value(), 1, {}, weight ? of_weight.formula : Formula{}}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array layer_norm(const array &x, const Maybe &weight, const Maybe &bias, float eps, StreamOrDevice s) {
