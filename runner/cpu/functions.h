@@ -23,31 +23,35 @@ array computed(const Formula &formula, const array &x, mx::StreamOrDevice s) {
   return made.back();
 }
 
-/* Norms of rows, times a weight, a number, and a function of another array. */
+/* Norms of rows, times a function of a weight, a number, and a function of another array; or plus another array. */
 struct NormedRows {
   static constexpr const char *name = "FastRMSNorm";
   float eps;
   bool weighted;
   float factor = 1;
-  Formula gate{}; /* the function of the last input; no steps: none */
+  Formula gate{}, of_weight{}; /* the functions of the last input and of the weight; no steps: none */
+  bool added = false;          /* the last input */
   bool operator==(const NormedRows &) const = default;
 
-  bool plain() const { return factor == 1 && !gate.count; }
+  bool plain() const { return factor == 1 && !gate.count && !added; }
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    array y = own_rms_norm(in[0], maybe(in, 1, weighted), eps, s);
+    array y = own_rms_norm(in[0], weighted ? Maybe(computed(of_weight, in[1], s)) : std::nullopt, eps, s);
     if (factor != 1) y = own_multiply(y, array(factor), s);
+    if (added) y = own_add(y, in.back(), s);
     return gate.count ? own_multiply(computed(gate, in.back(), s), y, s) : y;
   }
   mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder), gates = gate.count ? with_rows(in.back(), encoder) : x;
+    array x = with_rows(in[0], encoder), others = gate.count || added ? with_rows(in.back(), encoder) : x;
     array weight = weighted ? whole(in[1], encoder) : x;
-    encoder.dispatch([self = *this, rows = Rows(x), gates = Rows(gates), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
-                      weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
+    float *weights = of_weight.count ? room_for(1, x.shape(-1), encoder) : nullptr;
+    encoder.dispatch([self = *this, rows = Rows(x), others = Rows(others), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
+                      weight_type = type_of(weight.dtype()), weights, out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
+      if (weights) kernels->apply(self.of_weight, (const float *)weight, nullptr, weights, n);
       each_row(rows.count, 32, rows.count * n, [&](size_t row) {
         char *normed = out + row * bytes;
-        kernels->rms_norm(rows[row], type, n, weight, weight_type, self.eps, self.factor, normed, out_type);
-        if (self.gate.count) kernels->apply(self.gate, (const float *)gates[row], (float *)normed, (float *)normed, n);
+        kernels->rms_norm(rows[row], type, n, weights ? weights : weight, weight_type, self.eps, self.factor, self.added ? (const float *)others[row] : nullptr, normed, out_type);
+        if (self.gate.count) kernels->apply(self.gate, (const float *)others[row], (float *)normed, (float *)normed, n);
       });
     });
   }

@@ -108,7 +108,7 @@ struct Kernels {
   void (*unpack)(const Product &, size_t row, float *out);
   void (*weigh)(const Product &, float *scratch); /* out[r][k] = sum over n of x[r][n] * weight[n][k] */
   void (*attend)(const Attention &, int batch, int kv_head, int from, int to, float *scratch);
-  void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, void *out, int out_type);
+  void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, const float *added, void *out, int out_type);
   void (*layer_norm)(const float *x, size_t n, const float *weight, const float *bias, float eps, float *out);
   void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
   void (*apply)(const Formula &, const float *x, const float *factor, float *out, size_t n);

@@ -114,7 +114,9 @@ Maybe scaled_norm(const array &number, const array &rows, mx::StreamOrDevice s) 
   auto *norm = operation_of<NormedRows>(rows);
   const auto factor = constant_of(number, rows);
   if (!factor || !norm || !norm->plain() || rows.dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
-  return make(s, NormedRows{norm->eps, norm->weighted, *factor}, mx::float32, rows.inputs());
+  NormedRows scaled = *norm;
+  scaled.factor = *factor;
+  return make(s, std::move(scaled), mx::float32, rows.inputs());
 }
 
 /* silu of a convolution as a part of it; nothing for any other function. */
@@ -135,9 +137,11 @@ Maybe gated(const array &a, const array &b, mx::StreamOrDevice s) {
   if (f.last() < g.last()) return gated(b, a, s);
   if (!f.last()) return std::nullopt;
   if (auto *norm = operation_of<NormedRows>(b); norm && norm->plain()) {
+    NormedRows times = *norm;
+    times.gate = f.formula;
     Arrays inputs = b.inputs();
     inputs.push_back(f.x);
-    return make(s, NormedRows{norm->eps, norm->weighted, 1, f.formula}, mx::float32, std::move(inputs));
+    return make(s, std::move(times), mx::float32, std::move(inputs));
   }
   const Gate gate{f.formula, g.formula};
   if (auto *first = product_of(f.x), *second = product_of(g.x); first && second && *first == *second && !first->biased && f.x.inputs()[0].id() == g.x.inputs()[0].id())
@@ -227,7 +231,16 @@ Maybe scaled_shares(const array &number, const array &a, mx::StreamOrDevice s) {
   return make(s, ChosenNumbers{shares->before, shares->form, shares->of_sum, *factor}, mx::float32, a.inputs());
 }
 
-/* The sum of a product and a bias or a residual, or of a convolution and its bias, as one operation. */
+/* Norms, and what is added to them; nothing for anything else. */
+Maybe norms_and(const array &normed, const array &other, mx::StreamOrDevice s) {
+  auto *norm = operation_of<NormedRows>(normed);
+  if (!norm || !norm->plain() || !alike(normed, other) || !serves(s, normed)) return std::nullopt;
+  NormedRows sum = *norm;
+  sum.added = true;
+  return make(s, std::move(sum), mx::float32, joined(normed.inputs(), {other}));
+}
+
+/* The sum of a product and a bias or a residual, of norms and a residual, or of a convolution and its bias, as one operation. */
 Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
   if (!kernels) return std::nullopt;
   auto *convolved = operation_of<Convolved>(a);
@@ -237,7 +250,7 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
     return make(s, Convolved{convolved->dilation, convolved->parts, true}, mx::float32, std::move(inputs));
   }
   if (auto experts = biased_experts(a, b, s)) return experts;
-  for (auto fuse : {scaled_rows_and, experts_and, all_experts_and})
+  for (auto fuse : {scaled_rows_and, experts_and, all_experts_and, norms_and})
     for (auto [sum, other] : {std::pair(&a, &b), std::pair(&b, &a)})
       if (auto fused = fuse(*sum, *other, s)) return fused;
   const array &product = product_of(b) ? b : a, &other = &product == &a ? b : a;
@@ -347,8 +360,8 @@ EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   return either(fused ? fused : scaled_rows(b, a, s), [&] { return own_multiply(a, b, s); });
 }
 EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
-  auto fused = fused_sum(a, b, s);
-  return either(fused ? fused : function(ADD, a, b, s), [&] { return own_add(a, b, s); });
+  auto fused = function(ADD, a, b, s); /* first: a product plus a function of it is no product plus a residual */
+  return either(fused ? fused : fused_sum(a, b, s), [&] { return own_add(a, b, s); });
 }
 EXPORT array subtract(const array &a, const array &b, StreamOrDevice s) { return either(function(SUBTRACT, a, b, s), [&] { return own_subtract(a, b, s); }); }
 EXPORT array divide(const array &a, const array &b, StreamOrDevice s) {
@@ -471,9 +484,10 @@ namespace fast {
 EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDevice s) {
   if (!kernels || x.ndim() < 1 || x.ndim() > MOST_AXES || !is_float(x) || (weight && (weight->ndim() != 1 || !is_float(*weight) || weight->shape(0) != x.shape(-1))) || !serves(s, x))
     return own_rms_norm(x, weight, eps, s);
+  const Function of_weight = Function::of(weight.value_or(x));
   Arrays inputs = {x};
-  if (weight) inputs.push_back(*weight);
-  return make(s, NormedRows{eps, weight.has_value()}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
+  if (weight) inputs.push_back(of_weight.x);
+  return make(s, NormedRows{eps, weight.has_value(), 1, {}, weight ? of_weight.formula : Formula{}}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array layer_norm(const array &x, const Maybe &weight, const Maybe &bias, float eps, StreamOrDevice s) {

@@ -27,9 +27,13 @@ INLINE void scan_rows(const Scan &a, const float *const *base, const int *tokens
     if constexpr (RULE == WKV) return load(at(4, token) + j);
     else return CHANNELS ? load(at(G, token) + j) * load(at(K, token) + j) : load(at(K, token) + j);
   };
+  const auto fetch = [&](int row) { /* four more rows of the state, which a decode step finds in main memory */
+    for (size_t j = 0; j < 4 * n; j += 16) __builtin_prefetch(from + (row + 4) * n + j);
+  };
   Quarter answers[SCANNED / 4] = {};
   for (int row = 0; ASKS && row < rows; row += 4) {
     V sums[4] = {};
+    fetch(row);
     for (size_t j = 0; j < n; j += WIDTH) {
       const V probe = asked(tokens[0], j);
       UNROLLED for (int r = 0; r < 4; r++) sums[r] += load(from + (row + r) * n + j) * probe;
@@ -55,6 +59,7 @@ INLINE void scan_rows(const Scan &a, const float *const *base, const int *tokens
       const float *old = (i ? states : from) + row * n;
       float *state = states + row * n;
       V sums[4] = {}, following[4] = {};
+      if (!ASKS && !i) fetch(row);
       for (size_t j = 0; j < n; j += WIDTH) {
         const V key = load(k + j), query = load(q + j), probe = ASKS ? asked(next, j) : V{};
         V decay = RULE == SELECTIVE ? V{} : CHANNELS ? load(g + j) : all(*g);

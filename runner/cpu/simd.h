@@ -763,8 +763,8 @@ void attend(const Attention &a, int batch, int kv_head, int from, int to, float 
 /* --- Rows of numbers */
 
 /* As MLX: the mean in float32, and the product rounded to the type of the result before it is multiplied by the weight,
- * and all that by `scale`. */
-void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, void *out, int out_type) {
+ * and all that by `scale`. Then `added` is, unless it is NULL: with a scale of 1, no sum is rounded otherwise than by itself. */
+void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, float scale, const float *added, void *out, int out_type) {
   V sums[4] = {};
   size_t i = 0;
   float room[4 * WIDTH];
@@ -780,7 +780,8 @@ void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_
   if (type == F32 && out_type == F32 && (weight_type == F32 || !weight))
     for (; i + WIDTH <= n; i += WIDTH) {
       V y = load((const float *)x + i) * factor;
-      store((float *)out + i, (weight ? y * load((const float *)weight + i) : y) * scale);
+      y = (weight ? y * load((const float *)weight + i) : y) * scale;
+      store((float *)out + i, added ? y + load(added + i) : y);
     }
   for (; i < n; i++) {
     float y = get(x, type, i) * factor;
@@ -788,7 +789,8 @@ void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_
       uint16_t rounded = half_of(y, out_type);
       y = get(&rounded, out_type, 0);
     }
-    put(out, out_type, i, (weight ? y * get(weight, weight_type, i) : y) * scale);
+    y = (weight ? y * get(weight, weight_type, i) : y) * scale;
+    put(out, out_type, i, added ? y + added[i] : y);
   }
 }
 

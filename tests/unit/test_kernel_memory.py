@@ -162,8 +162,9 @@ def check_bounds(table: _Kernels) -> None:
         for n in (1, 7, 8, 9, 33, 70):
             call("to_float", row(n), kind, size(n), pointer(floats(n)))
             call("from_float", pointer(floats(n)), size(n), row(n), kind)
-            call("rms_norm", row(n), kind, size(n), row(n), kind, number(1e-5), number(1), row(n), kind)
             for factor in (None, floats(n)):
+                scale = number(1e-5), number(1), pointer(factor)
+                call("rms_norm", row(n), kind, size(n), row(n), kind, *scale, row(n), kind)
                 every = [_Step(what, what, what if what < 11 else -1, 0.5) for what in range(12)]
                 formula = ctypes.byref(_Formula(12, (_Step * 12)(*every)))
                 call("apply", formula, pointer(floats(n)), pointer(factor), pointer(floats(n)), size(n))

@@ -398,27 +398,30 @@ NORMED: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "silu": lambda norm, z: (z * mx.sigmoid(z)) * norm,
     "silu behind it": lambda norm, z: norm * (z * mx.sigmoid(z)),
     "a gate": lambda norm, z: norm * mx.sigmoid(z),
+    "a residual": lambda norm, z: z + norm,
+    "a residual behind it": lambda norm, z: norm + z,
 }
-"""Products of a norm and a factor."""
+"""Products of a norm and a factor, and sums."""
 
 
 @pytest.mark.parametrize("form", NORMED)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_what_a_norm_is_multiplied_by_is_computed_with_it_to_the_same_bits(form: str, weighted: bool) -> None:
-    weight = made(70, seed=1) if weighted else None
-    x, z = made(40, 2, 70).swapaxes(0, 1), made(2, 40, 90, seed=2)[..., 5:75]
-    mx.eval(x, z)
+def test_what_follows_a_norm_is_computed_with_it_to_the_same_bits(form: str, weighted: bool) -> None:
+    x, z, weight = made(40, 2, 70).swapaxes(0, 1), made(2, 40, 90, seed=2)[..., 5:75], made(70, seed=1)
+
+    def norm() -> mx.array:
+        return mx.fast.rms_norm(x, 1.0 + weight if weighted else None, 1e-5)
+
+    mx.eval(x, z, weight)
     before = calls()
-    fused = NORMED[form](mx.fast.rms_norm(x, weight, 1e-5), z)
-    mx.eval(fused)
+    mx.eval(fused := NORMED[form](norm(), z))
     assert calls() == before + 1
-    norm = mx.fast.rms_norm(x, weight, 1e-5)
-    mx.eval(norm)
-    assert mx.array_equal(fused, NORMED[form](norm, z))
-    assert_close(fused, wide(by_mlx(lambda: NORMED[form](mx.fast.rms_norm(x, weight, 1e-5), z))), 2e-6)
+    mx.eval(alone := norm(), half := 0.5 * norm())
+    assert mx.array_equal(fused, NORMED[form](alone, z))
+    assert_close(fused, wide(by_mlx(lambda: NORMED[form](norm(), z))), 2e-6)
+    assert_close(norm() + z[0, 0], wide(alone) + wide(z[0, 0]), 2e-6)
     for others in (z[:1, :1], z[0, 0, 0], mx.exp(z[0, 0, 0]), 2 * mx.fast.rms_norm(z, None, 1e-5)):
-        twice = NORMED[form](0.5 * mx.fast.rms_norm(x, weight, 1e-5), z) * others
-        assert_close(twice, wide(0.5 * fused) * wide(others), 2e-6)
+        assert_close(NORMED[form](0.5 * norm(), z) * others, wide(NORMED[form](half, z)) * wide(others), 2e-6)
 
 
 PERIODS = mx.array(np.random.default_rng(0).uniform(1, 1e4, 32).astype(np.float32))
@@ -530,6 +533,7 @@ FUSED: dict[str, Callable[[mx.array, mx.array, mx.array], mx.array]] = {
     "a residual before it": lambda x, y, _: y + x,
     "a gate": lambda _, y, z: (y * mx.sigmoid(y)) * z,
     "a gate by another function": lambda _, y, z: z * FUNCTIONS["gelu"](y),
+    "a gate by a sum with itself": lambda _, y, z: z * FUNCTIONS["gelu, roughly"](y),
     "a bias": lambda x, y, _: y + x[0],
     "a bias and a residual": lambda x, y, _: x + (y + x[0]),
 }

@@ -9,6 +9,8 @@ import mlx.core as mx
 
 from runner.model.scans import gpu
 
+_CPU = mx.Device(mx.cpu)
+
 
 class Rule(Enum):
     """The rules of updates. A value is the names of the inputs.
@@ -30,17 +32,18 @@ class Rule(Enum):
     LINEAR = "x a"
     """s = a s + x; y = s. The state is [B, D], and `x` and `a` are [B, T, D]."""
 
-    @property
-    def values(self) -> int:
+    def __init__(self, names: str) -> None:
+        self.inputs: Sequence[str] = tuple(names.split())
+        self.values = self.inputs.index("v" if "v" in self.inputs else "x")
         """The index of the input that has the shape of the outputs."""
-        names = self.value.split()
-        return names.index("v" if "v" in names else "x")
+        self.kernel = f"scan_{self._name_.lower()}"
+        """The name of the kernel for CPUs."""
 
 
 def available(rule: Rule, *, metal: bool = True) -> bool:
     """Returns True if the device has a kernel for `rule`. `metal` is False if mlx-lm has one of its own for Macs."""
     if on_cpu():
-        return cpu_kernel(_name(rule)) is not None
+        return cpu_kernel(rule.kernel) is not None
     return metal or not mx.metal.is_available()
 
 
@@ -59,25 +62,24 @@ def scan(
     values = inputs[rule.values]
     if values.size == 0:
         return values, state
-    arrays = dict(zip([*rule.value.split(), "state"], [*inputs, state.astype(mx.float32)], strict=True))
-    if mask is not None:
-        arrays["mask"] = mask
+    arrays = [*inputs, state.astype(mx.float32), *(() if mask is None else (mask,))]
     dtype = dtype or values.dtype
     if on_cpu():
-        kernel = cpu_kernel(_name(rule))
+        kernel = cpu_kernel(rule.kernel)
     else:
-        shapes, kinds = zip(*((array.shape, array.dtype) for array in arrays.values()), strict=True)
-        kernel = gpu.prepared(rule.name, (*arrays,), shapes, kinds, dtype)
+        names = (*rule.inputs, "state", "mask")[: len(arrays)]
+        shapes, kinds = zip(*((array.shape, array.dtype) for array in arrays), strict=True)
+        kernel = gpu.prepared(rule.name, names, shapes, kinds, dtype)
     if kernel is None:
         raise RuntimeError(f"this device has no kernel for {rule.name}")
     like = {"output_shapes": [values.shape, state.shape], "output_dtypes": [dtype, mx.float32]}
-    y, after = kernel(inputs=[*arrays.values()], **like)
+    y, after = kernel(inputs=arrays, **like)
     return y, after
 
 
 def on_cpu() -> bool:
     """Returns True if this process computes on the CPU."""
-    return mx.default_device() == mx.Device(mx.cpu)
+    return mx.default_device() == _CPU
 
 
 def cpu_kernel(name: str) -> gpu.Kernel | None:
@@ -93,7 +95,3 @@ def cpu_kernel(name: str) -> gpu.Kernel | None:
 def _made(name: str) -> gpu.Kernel:
     kernel: Any = mx.fast.cuda_kernel(f"runner_{name}", [], [], "")
     return partial(kernel, grid=(1, 1, 1), threadgroup=(1, 1, 1))
-
-
-def _name(rule: Rule) -> str:
-    return f"scan_{rule.name.lower()}"
