@@ -112,8 +112,9 @@ def _from_rows(
 
     def last_rows(tokens: int, of: mx.array | None) -> mx.array:
         end = earlier + tokens
-        # A slice, and even a copy of it, could keep all rows alive.
-        return mx.take(rows if of is None else rows[of], mx.arange(end - kept, end), axis)
+        part = (rows if of is None else rows[of])[(slice(None),) * axis + (slice(end - kept, end),)]
+        # A slice, and even a copy of it, could keep all rows alive. (Our kernels join only the rows of a small slice.)
+        return mx.take(part, mx.arange(kept), axis)
 
     return last_rows
 
