@@ -13,7 +13,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/model": 5_660,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
-    "runner/cache": 4_030,
+    "runner/cache": 4_130,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_840,
@@ -33,9 +33,9 @@ CEILINGS: Mapping[str, int] = {
     "runner/cpu": 440,
     "runner/kv_bits": 330,
     "tests": 63_220,
-    "runner": 44_810,
+    "runner": 44_950,
     "scripts": 17_360,
-    "core": 15_770,
+    "core": 15_910,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

@@ -7,7 +7,7 @@ All code here runs on the engine thread, the only owner of sessions, layers, nod
   layers of a model; `sequence.py`: the layers of one sequence, moved together;
 * `node.py`, `trie.py`: the nodes; `sequences.py`: the sequences of layers beside one trie; `resume.py`: brings layers
   to an offset on a path; `trie_cache.py` combines all of these;
-* policies: `checkpoints.py` (the offsets at which a prefill stops), `eviction.py` (the order of eviction, the budget).
+* policies: `checkpoints.py` (the offsets at which states are kept), `eviction.py` (the order of eviction, the budget).
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes; each snapshot is closed exactly once;

@@ -67,6 +67,11 @@ class SequenceLayers:
         """The number of tokens that the layers have seen."""
 
     @property
+    def passes(self) -> bool:
+        """True if every layer holds what it needs at offsets inside a forward that are known before the forward."""
+        return self.markable and self.facts.passes
+
+    @property
     def offset(self) -> int:
         """The number of tokens that all layers have seen: the smallest of their offsets."""
         return min((state.offset for _, state in self.used), default=0)
@@ -95,6 +100,17 @@ class SequenceLayers:
         for state, _ in group:
             state.trim(spare_room(self.offset))
         mx.eval([state.arrays() for state, _ in group])
+
+    def passing(self, count: int, offsets: Sequence[int]) -> AbstractContextManager[None]:
+        """Surrounds the call of the model over the next `count` tokens, so that the layers hold what they need at the
+        `offsets` in this forward, which are in ascending order."""
+        stops = [at - self.position for at in offsets]
+        reads = [state.watch(count, stops) for _, state in self.used] if stops else []
+        return watched([each for each in reads if each is not None])
+
+    def holds(self, at: int) -> bool:
+        """Returns True if all layers hold what they need at the offset `at`."""
+        return all(state.holds(at) for _, state in self.used)
 
     def count_forward(self, count: int) -> None:
         """Counts a forward over `count` tokens, after its graph was built without an error. If a layer does not count
@@ -164,7 +180,7 @@ class SequenceLayers:
         self.evaluate()
 
     def arrays(self) -> list[mx.array]:
-        return [array for state in self.states for array in state.arrays()]
+        return [array for state in self.states for array in (*state.arrays(), *state.passed_arrays())]
 
     def evaluate(self) -> None:
         """Evaluates the arrays of all layers. Raises the errors of MLX."""
@@ -173,7 +189,8 @@ class SequenceLayers:
     @property
     def nbytes(self) -> int:
         """The bytes of the layers, including room for later tokens, without snapshots that own their bytes."""
-        return sum(state.nbytes for state in self.states)
+        passed = sum(array.nbytes for state in self.states for array in state.passed_arrays())
+        return passed + sum(state.nbytes for state in self.states)
 
     def measure(self) -> None:
         """Notes the bytes of these layers in the facts."""
@@ -181,8 +198,8 @@ class SequenceLayers:
 
     def tokens_within(self, budget_bytes: int) -> int:
         """Returns the number of tokens in the layers that would fit into `budget_bytes`."""
-        other = sum(state.nbytes for _, state in self.used if not state.sliceable)
-        return max(0, budget_bytes - other) * self.offset // max(1, self.nbytes - other)
+        sliceable = sum(state.nbytes for state in self.states if state.sliceable)
+        return max(0, budget_bytes - self.nbytes + sliceable) * self.offset // max(1, sliceable)
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
         """Appends the last `count` tokens of a batch's row; `batch_caches` are the batch's layers. Call it in place of

@@ -101,7 +101,9 @@ class Session:
         """
         if most < 1:
             raise ValueError(f"a prefill forward of {most} tokens")
-        stop = min(len(self.recorded) - 1, self._next_checkpoint() or len(self.recorded))
+        end = len(self.recorded) - 1
+        ahead = self._checkpoints_before(end)
+        stop = ahead[0] if ahead and not self.sequence.passes else end
         return max(0, min(most, stop - self.position))
 
     @contextmanager
@@ -114,7 +116,8 @@ class Session:
         self.failed = self.cache_invalid = True
         self.sequence.page_out()
         self.cache_invalid = False
-        yield
+        with self.sequence.passing(count, self._checkpoints_before(self.position + count)):
+            yield
         self.cache_invalid = True
         self.sequence.count_forward(count)
         if count > 1 or self.sequence.position >= self.next_check_at:
@@ -168,9 +171,9 @@ class Session:
         self.failed |= self.distrusted
         end(self)
 
-    def _next_checkpoint(self) -> int | None:
-        """Returns the next offset at which a prefill forward has to end, or None."""
-        return None
+    def _checkpoints_before(self, end: int) -> list[int]:  # noqa: ARG002
+        """Returns the checkpoints after `position` and before the offset `end`, in ascending order."""
+        return []
 
     def _check(self, count: int, *, stepwise: bool) -> None:
         """Called after a forward over several tokens, and when `next_check_at` is reached. `count` tokens were
@@ -218,7 +221,7 @@ class Session:
 
 
 class TrieSession(Session):
-    """A session along a path of the trie. Its prefill stops at checkpoints."""
+    """A session along a path of the trie. Its prefill passes checkpoints or, if the layers cannot, stops there."""
 
     def __init__(
         self,
@@ -245,7 +248,7 @@ class TrieSession(Session):
         self._left_at: Node | None = None  # no path of the trie spells the recorded tokens after this node
 
     def add_checkpoint(self, at: int) -> None:
-        """Adds a stop to the prefill at `at`, where another prompt diverges from this prompt."""
+        """Adds a checkpoint at `at`, where another prompt diverges from this prompt."""
         if all(each.at != at for each in self.checkpoints):
             insort(self.checkpoints, Checkpoint(at, keep=False))
             self.next_check_at = min(self.next_check_at, at)
@@ -273,8 +276,8 @@ class TrieSession(Session):
             self._go_back(self, at)
         self.failed = self.cache_invalid = False
 
-    def _next_checkpoint(self) -> int | None:
-        return next((each.at for each in self.checkpoints if each.at > self.position), None)
+    def _checkpoints_before(self, end: int) -> list[int]:
+        return [] if self.detached else [each.at for each in self.checkpoints if self.position < each.at < end]
 
     def _check(self, count: int, *, stepwise: bool) -> None:
         self._check_cache(self, count, stepwise)

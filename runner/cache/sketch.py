@@ -9,6 +9,7 @@ import mlx.core as mx
 from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.scans import watched
 from runner.cache.layers.snapshot import Ledger
 from runner.logs import Log
 
@@ -37,6 +38,9 @@ class LayerFacts:
     """The most bytes that all layers with a tail together have had."""
     state_bytes: int = 0
     """The most bytes that all layers with a state together have had."""
+    passes: bool = False
+    """True if layers with a state show their states inside a forward, so that a prefill need not stop at checkpoints. A
+    forward may prove the opposite."""
 
     def bytes_of(self, tokens: int) -> int:
         """Returns the approximate bytes of a sequence of `tokens` tokens."""
@@ -113,7 +117,10 @@ class Sketch:
         ]
         seen = 0
         for tokens in texts:
-            self._logits.append(self._forward(mx.array([tokens]), layers))
+            reads = [state.watch(len(tokens), []) for state in states] if not seen else []
+            with watched(shown := [each for each in reads if each is not None]):
+                self._logits.append(self._forward(mx.array([tokens]), layers))
+            self.facts.passes = self.facts.passes if seen else all(each.known for each in shown)
             seen += len(tokens)
             for slot, state in enumerate(states):
                 if state.whole:

@@ -171,9 +171,11 @@ class TrieCache:
         position = session.position
         while session.checkpoints and session.checkpoints[0].at <= position:
             checkpoint = session.checkpoints.pop(0)
-            if checkpoint.at == position:
-                self.advance_to(session, position)
+            if session.sequence.holds(checkpoint.at):
+                self.advance_to(session, checkpoint.at)
                 session.node.checkpoint |= checkpoint.keep
+            elif not stepwise:
+                self.sequences.facts.passes = False  # so the next forwards stop at their checkpoints
         if not stepwise:
             session.sequence.measure()
         if not stepwise or position % CHECK_TOKENS < count:  # the forward has passed a multiple of CHECK_TOKENS

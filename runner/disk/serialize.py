@@ -76,9 +76,8 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
     before the next slice, since they may belong to a live layer. Raises SerializeError."""
     if isinstance(snapshot, StateSnapshot):
         owner = snapshot.owner
-        content = (
-            snapshot.owned.content if owner is None else owner.content if isinstance(owner, CountedState) else None
-        )
+        live = owner.content(snapshot.stop) if isinstance(owner, CountedState) else None
+        content = snapshot.owned.content if owner is None else live
         arrays: list[mx.array] = []
         tree = _encoded(content, arrays)
         return [Part(array) for array in arrays], json.dumps(tree)
@@ -186,8 +185,8 @@ def restored_snapshot(state: LayerState, start: int, stop: int, arrays: list[mx.
     state. Raises SerializeError if the layer cannot hold the arrays."""
     if isinstance(state, CountedState):
         found = _decoded(json.loads(content), arrays)
-        if not isinstance(found, type(state.content)):
-            raise SerializeError(f"{type(found).__name__} for a {type(state.content).__name__}")
+        if not isinstance(found, wanted := type(state.content(state.offset))):
+            raise SerializeError(f"{type(found).__name__} for a {wanted.__name__}")
         return state.restored_snapshot(start, stop, Owned(found, arrays))
     if any(array.ndim < 2 or array.shape[-2] != stop - start for array in arrays) or len(arrays) % 2:
         raise SerializeError(f"{[array.shape for array in arrays]} for {stop - start} tokens")

@@ -176,8 +176,8 @@ class Sized(LayerState):
 
     layer: FakeLayer
 
-    @property
-    def content(self) -> Content:
+    def content(self, at: int) -> Content:
+        assert at == self.offset
         return self.layer.view()
 
     def copy_tokens(self, start: int, stop: int) -> Owned:

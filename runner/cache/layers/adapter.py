@@ -8,7 +8,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from runner.cache.layer_interface import Miss, Snapshot
-from runner.cache.layers.scans import RoundReads
+from runner.cache.layers.scans import StateReads
 from runner.cache.layers.snapshot import Copy, LayerSnapshot, Ledger, Owned
 
 
@@ -19,7 +19,7 @@ class Mark(NamedTuple):
     """The number of tokens that the layer had seen."""
     attributes: dict[str, object] | None = None
     """The layer's attributes at this offset; None if the layer can rewind there without them."""
-    reads: RoundReads | None = None
+    reads: StateReads | None = None
     """The reads of the layer in the round; with them the layer can perhaps stand after any token of the round."""
 
 
@@ -38,7 +38,8 @@ class LayerState(ABC):
     batchable = False
     """True if layers of this class can be joined into a batch."""
     markable = False
-    """True if the layer can go back after a round, by `mark`, `can_revert` and `revert`."""
+    """True if the layer can go back after a round, by `mark`, `can_revert` and `revert`; and if it `holds`, after a
+    forward, the tokens inside the forward for which `watch` was called."""
     refusal = Miss.NON_TRIMMABLE
     """The reason for the log if the layer cannot go back."""
     kind: type[LayerSnapshot]
@@ -58,6 +59,16 @@ class LayerState(ABC):
     @abstractmethod
     def offset(self) -> int:
         """The number of tokens that the layer has seen."""
+
+    def holds(self, at: int) -> bool:
+        """Returns True if `snapshot` can return a snapshot up to `at`: for a layer that is not sliceable, the offset
+        and perhaps offsets in the last forward."""
+        return at == self.offset or (self.sliceable and 0 <= at < self.offset)
+
+    def watch(self, count: int, stops: Sequence[int]) -> StateReads | None:  # noqa: ARG002
+        """Prepares the layer for a forward over `count` tokens, after which it shall hold the tokens `stops` of this
+        forward. Returns the reads to watch; None if the layer holds them anyway."""
+        return None
 
     def count_tokens(self, count: int) -> None:  # noqa: B027  most layers count tokens by themselves
         """Notes a forward over `count` tokens. Called only for a layer with a state."""
@@ -118,8 +129,8 @@ class LayerState(ABC):
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         """Returns a live snapshot of the tokens [start, stop), without tokens before `needs(stop)`. Returns None if
-        start >= stop, and unless the layer stands at `stop`, or is sliceable and stands beyond it."""
-        if start < stop and (stop == self.offset or (self.sliceable and stop < self.offset)):
+        start >= stop, and unless the layer `holds` these tokens."""
+        if start < stop and self.holds(stop):
             return self.kind(max(start, self.needs(stop)), stop, self, self.ledger, None, self.needs)
         return None
 
@@ -155,7 +166,11 @@ class LayerState(ABC):
 
     @abstractmethod
     def arrays(self) -> list[mx.array]:
-        """Returns the arrays that the layer holds."""
+        """Returns the arrays that the layer holds at its offset."""
+
+    def passed_arrays(self) -> list[mx.array]:
+        """Returns the arrays that the layer holds for tokens in the last forward only."""
+        return []
 
     @property
     def empty(self) -> bool:

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.rows import KVRows, Places
-from runner.cache.layers.scans import RoundReads, States, watched
+from runner.cache.layers.scans import StateReads, States, watched
 from runner.cache.layers.snapshot import Ledger
 
 _PIECE_BYTES, _PIECES = 1 << 24, 32  # a batch grows in pieces of 16 MB, or of a 32nd of the batch if this is more
@@ -73,7 +73,7 @@ class BatchedLayers:
         for cache in self._growing:
             cache.spare, cache.places = spare, places
         self._marks: list[tuple[KVRows, Sequence[int]]] = []
-        self._reads: list[tuple[ArraysCache, RoundReads]] = []
+        self._reads: list[tuple[ArraysCache, StateReads]] = []
         for piece in self._pieces():
             mx.eval(*map(arrays_of, piece))
 
@@ -135,7 +135,7 @@ class BatchedLayers:
     def draft_round(self, count: int) -> Iterator[None]:
         """Surrounds the call of the model over `count` tokens, at least 2, of each row. Call `accept` afterwards."""
         self._marks = [(cache, cache.lengths) for cache in self._growing]
-        self._reads = [(cache, RoundReads(partial(getattr, cache, "cache"), count)) for cache in self._stateful]
+        self._reads = [(cache, StateReads(partial(getattr, cache, "cache"), count)) for cache in self._stateful]
         with watched([reads for _, reads in self._reads]):
             yield
 

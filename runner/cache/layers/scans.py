@@ -1,17 +1,21 @@
-"""The reads of recurrent layers in a round: they let a layer stand after any token of it without another forward.
+"""The reads of recurrent layers in a forward: they show the states after tokens inside the forward.
 
 A recurrent layer has two kinds of states. The state of a *scan* is computed from the state before the scan and the rows
-that the scan reads. So a scan over the first n rows gives the state after n tokens: one small operation a layer. The
-state of a *convolution* is the last rows of its input, so it is a slice of the old state joined to the new rows.
+that the scan reads. So a scan over the first n rows gives the state after n tokens. The state of a *convolution* is the
+last rows of the array that it reads, so the state after n tokens is another slice of this array.
 
-Models do not return these rows. So while the forward of a round is built, the calls of scans are watched
-(`runner/scan_calls.py`), and `mx.concatenate`, which joins the rows, is replaced. The states within a round are known
-only if these calls show how the arrays in the layer after the round came from the arrays before it. A layer with any
-other state goes back to where the round began.
+A round needs the states after some token, known only after the forward: it repeats the scan over the first tokens, one
+small operation a layer. A prompt has checkpoints, known before the forward: its scans are computed in pieces, from one
+checkpoint to the next, so nothing is computed twice.
+
+Models return neither rows nor such states. So while a forward is built, the calls of scans are watched
+(`runner/scan_calls.py`), and the functions that cut the last rows from an array are replaced. The states are known only
+if these calls show how the arrays in the layer after the forward came about. In a round, a layer with any other state
+goes back to where the round began; a prompt stops at checkpoints.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import cast
 
@@ -25,74 +29,125 @@ StateAfter = Callable[[int, mx.array | None], mx.array]
 
 
 class StateRecorder:
-    """Records the calls in one forward. Holds every array whose id it has recorded, so that no other array gets this
-    id."""
+    """Records the calls in one forward."""
 
-    def __init__(self, states: Sequence[mx.array]) -> None:
-        """`states` are the states of all layers before the round."""
-        self._states = {id(state): state for state in states}
-        self._joined: dict[int, list[tuple[mx.array, int]]] = {}
-        """The id of a state -> what it was joined to, with the axis."""
-        self._scans: dict[int, ScanCall] = {}
-        """The id of the state that a scan returned -> the call."""
+    def __init__(self, count: int, stops: Sequence[int]) -> None:
+        """The forward is over `count` tokens. `stops` are the numbers of tokens after which states are needed."""
+        self._count = count
+        self._stops = stops
+        self._made: dict[int, tuple[mx.array, Callable[..., StateAfter | None]]] = {}
+        """The id of an array -> the array, which is held so that no other array gets this id, and a function from the
+        state before the forward to the result of `state_after`."""
 
-    def scan(self, call: ScanCall) -> None:
-        """Records the call of a scan."""
-        self._scans[id(call.after)] = call
+    def scan(self, call: ScanCall) -> tuple[object, object]:
+        """Computes the call of a scan, in pieces that end at the stops."""
+        bound = call.bound().arguments
+        rows = [row for name in call.rows if isinstance(row := bound.get(name), mx.array)]
+        states: dict[int, mx.array] = {}
+        if self._stops and all(row.shape[call.axis] == self._count for row in rows):
+            outputs, begin, after = list[mx.array](), 0, bound.get(call.before)
+            for end in (*self._stops, self._count):
+                output, after = _piece(call, begin, end, after)
+                outputs.append(cast("mx.array", output))
+                begin, states[end] = end, cast("mx.array", after)
+            output = mx.concatenate(outputs, axis=call.axis)
+        else:
+            output, after = call.function(*call.args, **call.kwargs)
+        self._made[id(after)] = cast("mx.array", after), partial(_from_scan, call, states, self._stops)
+        return output, after
 
-    def concatenate(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        """Returns a function that calls `function`, which is `mx.concatenate`, and records its results."""
+    def index(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        """Returns a function that calls `function`, which is `mx.array.__getitem__`, and records the last rows."""
 
-        def recorded(arrays: Sequence[mx.array], axis: int | None = 0, **kwargs: object) -> mx.array:
-            joined = function(arrays, axis, **kwargs)
-            if len(arrays) == 2 and id(arrays[0]) in self._states and axis:
-                self._joined.setdefault(id(arrays[0]), []).append((joined, axis % joined.ndim))
-            return joined
+        def recorded(array: mx.array, index: object) -> mx.array:
+            part = function(array, index)
+            if (axis := _end_axis(array, part, index)) is not None:
+                earlier, least = array.shape[axis] - self._count, min(self._stops, default=1)
+                self._made[id(part)] = part, partial(_from_rows, array, axis, part.shape[axis], earlier, least)
+            return part
 
         return recorded
 
-    def state_after(self, before: mx.array | None, after: mx.array | None, count: int) -> StateAfter | None:
-        """Returns a function that computes states within a round over `count` tokens. `before` and `after` are the
-        states around the round. Returns None if the recorded calls do not show how `after` came from `before`."""
-        if before is None or after is None:
+    def contiguous(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        """Returns a function that calls `function`, which is `mx.contiguous`, and records copies of the last rows."""
+
+        def recorded(array: mx.array, *args: bool, **kwargs: object) -> mx.array:
+            copy = function(array, *args, **kwargs)
+            if id(array) in self._made:
+                self._made[id(copy)] = copy, self._made[id(array)][1]
+            return copy
+
+        return recorded
+
+    def keep(self, states: Sequence[mx.array | None]) -> None:
+        """Forgets all arrays but these states."""
+        self._made = {id(state): self._made[id(state)] for state in states if id(state) in self._made}
+
+    def state_after(self, before: mx.array | None, after: mx.array | None) -> StateAfter | None:
+        """Returns a function that computes states within the forward. `before` and `after` are the states around it.
+        Returns None if the recorded calls do not show how `after` came about."""
+        return self._made[id(after)][1](before) if id(after) in self._made else None
+
+
+def _from_scan(
+    call: ScanCall, states: dict[int, mx.array], stops: Sequence[int], before: mx.array | None
+) -> StateAfter | None:
+    if call.bound().arguments.get(call.before) is not before or not states.keys() >= {*stops}:
+        return None
+
+    def state_after(tokens: int, of: mx.array | None) -> mx.array:
+        start = before if of is None or before is None else before[of]
+        return states[tokens] if tokens in states else cast("mx.array", _piece(call, 0, tokens, start, of)[1])
+
+    return state_after
+
+
+def _from_rows(
+    rows: mx.array, axis: int, kept: int, earlier: int, least: int, before: mx.array | None
+) -> StateAfter | None:
+    """The array has `earlier` rows for the tokens before the forward. At least `least` tokens are asked for."""
+    del before  # a convolution reads it as the first of the rows
+    if earlier != kept and not (earlier == 0 and kept <= least):  # a shift by one row keeps a row of its input
+        return None
+
+    def last_rows(tokens: int, of: mx.array | None) -> mx.array:
+        end = earlier + tokens
+        part = (rows if of is None else rows[of])[(slice(None),) * axis + (slice(end - kept, end),)]
+        # A slice, and even a copy of it, could keep all rows alive. (Our kernels join only the rows of a small slice.)
+        return mx.take(part, mx.arange(kept), axis)
+
+    return last_rows
+
+
+def _end_axis(array: mx.array, part: mx.array, index: object) -> int | None:
+    """Returns the axis along which `part`, which is `array[index]`, has the last entries; or None."""
+    for each in index if isinstance(index, tuple) else (index,):
+        if each is not ... and not (isinstance(each, slice) and each.stop is None and each.step is None):
             return None
-        if id(after) in self._scans:
-            call = self._scans[id(after)]
-            return partial(_state_after, call) if call.bound().arguments.get(call.before) is before else None
-        joined = self._joined.get(id(before), ())
-        if len(joined) != 1 or after.shape != before.shape:
-            return None
-        rows, axis = joined[0]
-        kept = before.shape[axis]
-        if rows.shape[axis] == kept + count - 1:  # the last row is for the token after the round
-            rows = mx.concatenate([rows, mx.split(after, [kept - 1], axis)[1]], axis)
-        if rows.shape != (*before.shape[:axis], kept + count, *before.shape[axis + 1 :]):
-            return None
-
-        def last_rows(tokens: int, of: mx.array | None) -> mx.array:
-            return mx.contiguous(mx.split(rows if of is None else rows[of], [tokens, tokens + kept], axis)[1])
-
-        return last_rows
+    axes = [axis for axis in range(array.ndim) if array.shape[axis] != part.shape[axis]]
+    return axes[0] if len(axes) == 1 else None
 
 
-def _state_after(call: ScanCall, tokens: int, of: mx.array | None) -> mx.array:
-    """Returns the state after the first tokens of a call."""
+def _piece(call: ScanCall, begin: int, end: int, state: object, of: mx.array | None = None) -> tuple[object, object]:
+    """Computes a call over the tokens [begin, end) of all texts, or of the texts `of`, from `state`."""
     bound = call.bound()
-    for name in (call.before, *call.rows):
-        if isinstance(value := bound.arguments.get(name), mx.array):
-            value = value if of is None else value[of]
-            bound.arguments[name] = mx.split(value, [tokens], call.rows[name])[0] if name in call.rows else value
-    return cast("mx.array", call.function(*bound.args, **bound.kwargs)[1])
+    bound.arguments[call.before] = state
+    for name in call.rows:
+        if isinstance(row := bound.arguments.get(name), mx.array):
+            bound.arguments[name] = mx.split(row if of is None else row[of], [begin, end], call.axis)[1]
+    return call.function(*bound.args, **bound.kwargs)
 
 
-class RoundReads:
-    """The reads of one layer in a round. Owner: the engine thread."""
+class StateReads:
+    """The reads of one layer in a forward. Owner: the engine thread."""
 
-    def __init__(self, states: Callable[[], States], count: int) -> None:
-        """`states` returns the present states of the layer. The round is over the next `count` tokens."""
+    def __init__(self, states: Callable[[], States], count: int, stops: Sequence[int] = ()) -> None:
+        """`states` returns the present states of the layer. The forward is over the next `count` tokens. `stops` are
+        the numbers of tokens, in ascending order, after which states are needed; without them, any number is."""
         self.states = states
         self.before = [*states()]
-        self._count = count
+        self.count = count
+        self.stops = stops
         self._after: States = []
         self._recorder: StateRecorder | None = None
 
@@ -103,16 +158,20 @@ class RoundReads:
 
     @property
     def known(self) -> bool:
-        """True if the states after every token of the round can be computed."""
+        """True if the states after the needed numbers of tokens can be computed."""
         return bool(self._functions)
 
+    def at_stops(self) -> Iterator[tuple[int, States]]:
+        """Yields each stop with the states there (lazy); nothing unless the states are `known`."""
+        return ((stop, self.states_after([stop])) for stop in self.stops if self.known)
+
     def states_after(self, counts: Sequence[int]) -> States:
-        """Returns the states after the first tokens of the round (lazy). `counts` has the number of tokens for each
+        """Returns the states after the first tokens of the forward (lazy). `counts` has the number of tokens for each
         text. Raises ValueError unless the states are `known` or all counts are 0."""
         if not any(counts):
             return self.before
         if not self._functions:
-            raise ValueError("the states within a round are not known")
+            raise ValueError("the states within a forward are not known")
         texts: dict[int, list[int]] = {}
         for text, count in enumerate(counts):
             texts.setdefault(count, []).append(text)
@@ -133,24 +192,24 @@ class RoundReads:
         if self._recorder is None:
             return []
         pairs = zip(self.before, self._after, strict=True)
-        found = [self._recorder.state_after(before, after, self._count) for before, after in pairs]
+        found = [self._recorder.state_after(before, after) for before, after in pairs]
         return [each for each in found if each is not None] if None not in found else []
 
 
 @contextmanager
-def watched(reads: Sequence[RoundReads]) -> Iterator[None]:
-    """Surrounds the call of the model in a round, and records the reads of the layers in `reads`."""
+def watched(reads: Sequence[StateReads]) -> Iterator[None]:
+    """Surrounds the call of the model in a forward, and records the reads of the layers in `reads`."""
     if not reads:
         yield
         return
-    recorder = StateRecorder([state for each in reads for state in each.before if state is not None])
-    concatenate = mx.concatenate
-    setattr(mx, "concatenate", recorder.concatenate(concatenate))  # noqa: B010  its type is fixed
-    watchers.append(recorder.scan)
-    try:
+    recorder = StateRecorder(reads[0].count, reads[0].stops)
+    with ExitStack() as stack:
+        for owner, name, replaced in (mx.array, "__getitem__", recorder.index), (mx, "contiguous", recorder.contiguous):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replaced(getattr(owner, name)))
+        stack.callback(watchers.remove, recorder.scan)
+        watchers.append(recorder.scan)
         yield
-    finally:
-        watchers.remove(recorder.scan)
-        setattr(mx, "concatenate", concatenate)  # noqa: B010
     for each in reads:
         each.end(recorder)
+    recorder.keep([state for each in reads for state in each.states()])

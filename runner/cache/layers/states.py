@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerState, Mark
-from runner.cache.layers.scans import RoundReads, States
-from runner.cache.layers.snapshot import Owned, StateSnapshot, own
+from runner.cache.layers.scans import StateReads, States
+from runner.cache.layers.snapshot import Ledger, Owned, StateSnapshot, own
 
 
 class CountedState(LayerState):
@@ -24,10 +24,9 @@ class CountedState(LayerState):
     def needs(at: int) -> int:
         return at - 1
 
-    @property
     @abstractmethod
-    def content(self) -> object:
-        """The present state, not copied."""
+    def content(self, at: int) -> object:
+        """Returns the state at an offset that the layer `holds`, not copied."""
 
     def count_tokens(self, count: int) -> None:
         self.offset += count
@@ -86,17 +85,36 @@ class RecurrentState(CountedState):
     markable = True  # models replace the arrays in the list `cache`, and write into no array
     layer: Recurrent
 
+    def __init__(self, layer: object, ledger: Ledger) -> None:
+        super().__init__(layer, ledger)
+        self.passed: dict[int, States] = {}
+        """The states at offsets in the last forward. They own their bytes, and models write into no state."""
+        self._reads: StateReads | None = None
+
+    def holds(self, at: int) -> bool:
+        return super().holds(at) or at in self.passed
+
+    def watch(self, count: int, stops: Sequence[int]) -> StateReads | None:
+        self._reads = StateReads(lambda: self.layer.cache, count, stops)
+        return self._reads
+
     def count_tokens(self, count: int) -> None:
+        reads, self._reads = self._reads, None
+        self.passed = {self.offset + stop: states for stop, states in reads.at_stops()} if reads else {}
         super().count_tokens(count)
         if count > _FEW:
             # A convolution state is often a slice, which keeps all arrays of the forward alive.
-            self.layer.cache = [None if x is None else own(x) for x in self.layer.cache]
+            self.layer.cache = _owned(self.layer.cache)
 
     def mark(self, count: int) -> Mark:
-        return super().mark(count)._replace(reads=RoundReads(lambda: self.layer.cache, count))
+        return super().mark(count)._replace(reads=StateReads(lambda: self.layer.cache, count))
 
     def can_revert(self, mark: Mark, to: int) -> bool:
         return super().can_revert(mark, to) or self._within(mark, to)
+
+    def reset(self) -> None:
+        super().reset()
+        self.passed, self._reads = {}, None
 
     def revert(self, mark: Mark, to: int) -> None:
         if mark.reads is None or not self._within(mark, to):
@@ -114,12 +132,15 @@ class RecurrentState(CountedState):
     def arrays(self) -> list[mx.array]:
         return [x for x in (*self.layer.cache, self.layer.left_padding, self.layer.lengths) if x is not None]
 
-    @property
-    def content(self) -> States:
-        return self.layer.cache
+    def passed_arrays(self) -> list[mx.array]:
+        return [x for states in self.passed.values() for x in states if x is not None]
+
+    def content(self, at: int) -> States:
+        return self.layer.cache if at == self.offset else self.passed[at]
 
     def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
-        states = [None if x is None else own(x) for x in self.layer.cache]
+        passed = self.passed.get(stop)
+        states = [*passed] if passed else _owned(self.layer.cache)
         return Owned(states, [x for x in states if x is not None])
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
@@ -127,8 +148,12 @@ class RecurrentState(CountedState):
         self.layer.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", batch_cache).cache]
 
     def _set(self, content: object) -> None:
-        self.layer.cache = cast("States", content)
+        self.layer.cache, self.passed = cast("States", content), {}
         self.layer.left_padding = self.layer.lengths = None
+
+
+def _owned(states: States) -> States:
+    return [None if x is None else own(x) for x in states]
 
 
 Attributes = dict[str, object]
@@ -141,8 +166,7 @@ class GenericState(CountedState):
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))
 
-    @property
-    def content(self) -> Attributes:
+    def content(self, at: int) -> Attributes:  # noqa: ARG002  there is only the one state
         return vars(self.layer)
 
     def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state

@@ -93,6 +93,9 @@ class WindowState(TailState):
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or 0 <= to < self.offset <= self._size
 
+    def holds(self, at: int) -> bool:
+        return super().holds(at) or self._spans(at)
+
     def can_revert(self, mark: Mark, to: int) -> bool:
         return super().can_revert(mark, to) or self._spans(to)
 
@@ -152,6 +155,9 @@ class ChunkState(TailState):
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.layer.start_position)
+
+    def holds(self, at: int) -> bool:
+        return self.can_rewind(at)
 
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
         first = self.layer.start_position

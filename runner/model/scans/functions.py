@@ -36,7 +36,7 @@ def gated_delta_update(own: _Own, *inputs: mx.array, cache: Any = None, cache_in
     return results
 
 
-@announced("state", q=1, k=1, v=1, a=1, b=1, mask=1)
+@announced("state", "q k v a b mask")
 def _gated_delta_update(
     own: _Own,
     q: mx.array,
@@ -60,7 +60,7 @@ def _gated_delta_update(
     return scan(Rule.DELTA, (q, k, v, g, beta), state, mask, q.dtype)
 
 
-@announced("state", hidden_states=1, B=1, C=1, dt=1, mask=1)
+@announced("state", "hidden_states B C dt mask")
 def ssm_update(
     own: _Own,
     hidden_states: mx.array,
@@ -87,7 +87,7 @@ def ssm_update(
     return scan(Rule.DECAY, (C, B, x, g, dt, D), state, mask, mx.result_type(x, D))
 
 
-@announced("h", q=2, k=2, v=2, mask=1)
+@announced("h", "q k v", axis=2)
 def recurrent_gla(
     own: _Own,
     q: mx.array,
@@ -110,14 +110,14 @@ def recurrent_gla(
     return y.swapaxes(1, 2), state.swapaxes(-1, -2)
 
 
-@announced("h0", x=1, a=1)
+@announced("h0", "x a")
 def rnn_scan(own: _Own, x: mx.array, a: mx.array, h0: mx.array | None) -> _Results:
     if not available(Rule.LINEAR):
         return own(x, a, h0)
     return scan(Rule.LINEAR, (x, a), mx.zeros((x.shape[0], x.shape[-1])) if h0 is None else h0)
 
 
-@announced("state", r=1, w=1, k=1, v=1, a=1, b=1)
+@announced("state", "r w k v a b")
 def wkv7(
     own: _Own,
     self: Any,
@@ -157,16 +157,16 @@ def process_sequence(
     elif self.use_bcdt_rms:
         dt, B, C = (mx.fast.rms_norm(part, None, self.args.mixer_rms_eps) for part in (dt, B, C))
     A = -mx.exp(self.A_log)
-    if state is None:
-        state = mx.zeros((x.shape[0], *A.shape))
     y, state = _selective(x, softplus(self.dt_proj(dt)), A, B, C, self.D, state)
     return self.out_proj(swiglu(z, y)), (rows[:, -kept:], state)
 
 
-@announced("state", x=1, dt=1, B=1, C=1)
+@announced("state", "x dt B C")
 def _selective(
-    x: mx.array, dt: mx.array, A: mx.array, B: mx.array, C: mx.array, D: mx.array, state: mx.array
+    x: mx.array, dt: mx.array, A: mx.array, B: mx.array, C: mx.array, D: mx.array, state: mx.array | None
 ) -> _Results:
+    if state is None:
+        state = mx.zeros((x.shape[0], *A.shape))
     return scan(Rule.SELECTIVE, (x, dt, A, B, C, D), state)
 
 

@@ -9,7 +9,7 @@ import pytest
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.batched import BatchedLayers
 from runner.cache.layers.kv import KVState
-from runner.cache.layers.scans import RoundReads
+from runner.cache.layers.scans import StateReads
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.trial import draft_fault, rounds_fault
@@ -83,7 +83,7 @@ def test_a_trial_is_cheap(kind: str, *, known: bool) -> None:
         counts.append(tokens.shape[1])
         return model.logits(tokens, layers)
 
-    with patch.object(RoundReads, "known", RoundReads.known if known else False):
+    with patch.object(StateReads, "known", StateReads.known if known else False):
         assert fault(model, forward) == ""
     assert sorted(counts) == [1] * 17 + [2] * redone + [3] * 4 + [5] * 4 + [16] * 5
 

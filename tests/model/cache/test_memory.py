@@ -127,11 +127,12 @@ def test_what_is_counted_is_what_is_held(kind: str) -> None:  # scenario 71
     assert users.held == 0
 
 
+@pytest.mark.parametrize("chunk", [2048, 4096])
 @pytest.mark.parametrize("kind", ["mamba2", "falcon_h1", "qwen3_next", "gemma3", "llama4", "deepseek_v41"])
-def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str) -> None:  # scenario 72
+def test_a_long_prefill_leaves_states_behind_and_no_forward(kind: str, chunk: int) -> None:  # scenario 72
     """Convolution states are slices of what the forward made of 2048 tokens (Ollama #16698)."""
     users = Users(tiny(kind), first_distance=4096)
-    users.ask(users.tokens(2052), say=2, chunk=2048)
+    users.ask(users.tokens(2052), say=2, chunk=chunk)
     assert [node.end for node in cache_nodes(users.cache) if node.restore_point] == [2048]
     assert users.cache.paged_bytes > 0  # its states
     assert abs(users.held - users.cache.nbytes) <= 64 * KIB

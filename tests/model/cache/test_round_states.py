@@ -6,7 +6,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.scans import RoundReads, watched
+from runner.cache.layers.scans import StateReads, watched
 from runner.cache.layers.states import RecurrentState
 from runner.cache.sequence import SequenceLayers
 from runner.cache.single import NullCache
@@ -101,10 +101,10 @@ def test_a_layer_whose_scan_is_unknown_goes_back_to_the_mark() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_calls_are_watched_in_rounds_only(fails: bool) -> None:
-    model, concatenate, seen = tiny("qwen3_next"), mx.concatenate, []
+    model, index, contiguous, seen = tiny("qwen3_next"), mx.array.__getitem__, mx.contiguous, []
 
     def watching(tokens: mx.array, cache: list[object]) -> mx.array:
-        seen.append((mx.concatenate is not concatenate, len(watchers)))
+        seen.append((mx.array.__getitem__ is not index, mx.contiguous is not contiguous, len(watchers)))
         if fails and tokens.shape[1] == 4:
             raise MemoryError
         return model.model(tokens, cache=cache)
@@ -119,10 +119,10 @@ def test_calls_are_watched_in_rounds_only(fails: bool) -> None:
     else:
         drafting.round(4, 2)
         drafting.step()
-    *before, _ = outside = [(False, 0)] * len(seen)
-    assert seen == [*before, (True, 1)] if fails else seen == [*outside[:-2], (True, 1), (False, 0)]
+    *before, _ = outside = [(False, False, 0)] * len(seen)
+    assert seen == [*before, (True, True, 1)] if fails else seen == [*outside[:-2], (True, True, 1), (False, False, 0)]
     drafting.session.close()
-    assert (mx.concatenate, watchers) == (concatenate, [])
+    assert (mx.array.__getitem__, mx.contiguous, watchers) == (index, contiguous, [])
 
 
 Change = Callable[[list[mx.array]], None]
@@ -133,7 +133,7 @@ def reads_of(model: Tiny, after: Change) -> list[bool]:
     with closing(Drafting(model, NullCache(model.facts), words(9), words(9, seed=3))) as drafting:
         drafting.step()
         layers = [state.layer for state in recurrent(drafting.session.sequence)]
-        reads = [RoundReads(lambda layer=layer: layer.cache, 4) for layer in layers]  # type: ignore[misc]
+        reads = [StateReads(lambda layer=layer: layer.cache, 4) for layer in layers]  # type: ignore[misc]
         with watched(reads):
             model.model(mx.array([[1, 2, 3, 4]]), cache=drafting.session.layers)
             after(layers[0].cache)  # type: ignore[arg-type]

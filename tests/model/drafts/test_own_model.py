@@ -236,7 +236,7 @@ def test_the_models_may_have_rows_for_other_numbers_of_tokens(size: int) -> None
 
 
 def test_layers_that_cannot_go_back_row_by_row_draft_for_one_answer() -> None:
-    with patch("runner.cache.layers.scans.RoundReads.known", False):
+    with patch("runner.cache.layers.scans.StateReads.known", False):
         assert own("mamba2").most_together == 1
     assert own("mamba2").most_together > 1
 

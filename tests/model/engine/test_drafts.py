@@ -379,7 +379,7 @@ def test_layers_that_cannot_go_back_row_by_row_go_on_without_drafts() -> None:
     told(engine, "right")
     for each in several(2, "drawn", 30):
         engine.submit(each)
-    with patch("runner.cache.layers.scans.RoundReads.known", False):
+    with patch("runner.cache.layers.scans.StateReads.known", False):
         engine.until(lambda: rounds_together(engine) > 0)
         finish(engine)
     assert rounds_together(engine) == 1
