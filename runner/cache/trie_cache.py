@@ -127,9 +127,11 @@ class TrieCache:
         session.first = first
         self.trie.lock(node)
         if not sequence.sliceable:
-            session.checkpoints = self.policy.plan(
-                prompt, node.end, branch, self.sequences.facts.most_checkpoints(self.budget_bytes)
-            )
+            facts, most_bytes = self.sequences.facts, self.budget_bytes
+            planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most_bytes))
+            # Of a conversation that outgrows the budget only the beginning is kept.
+            fits = [each for each in planned if most_bytes is None or facts.bytes_of(each.at) <= most_bytes]
+            session.checkpoints = fits
             if session.checkpoints and session.checkpoints[0].at == node.end:
                 node.checkpoint |= session.checkpoints.pop(0).keep
         self.sequences.sessions.append(session)
@@ -168,7 +170,7 @@ class TrieCache:
         if session.detached:
             return
         self._has_computed = True
-        position = session.position
+        position, former = session.position, session.node
         while session.checkpoints and session.checkpoints[0].at <= position:
             checkpoint = session.checkpoints.pop(0)
             if checkpoint.at == position:
@@ -176,7 +178,8 @@ class TrieCache:
                 session.node.checkpoint |= checkpoint.keep
         if not stepwise:
             session.sequence.measure()
-        if not stepwise or position % CHECK_TOKENS < count:  # the forward has passed a multiple of CHECK_TOKENS
+        # Else a step that has passed a multiple of CHECK_TOKENS.
+        if not stepwise or session.node is not former or position % CHECK_TOKENS < count:
             self._enforce_with_spare()
 
     def advance_to(self, session: TrieSession, to: int) -> None:

@@ -301,8 +301,8 @@ def facts_of_fakes(
 ) -> LayerFacts:
     """Returns what layers of these kinds hold."""
     made = make_layers or (lambda: [kind() for kind in kinds])
-    sizes = kinds.count(FakeKV), WINDOW * kinds.count(FakeWindow), STATE_BYTES * kinds.count(FakeRecurrent)
-    return LayerFacts(made, frozenset(range(len(kinds))), frozenset(), *sizes)
+    fixed = WINDOW * kinds.count(FakeWindow) + STATE_BYTES * kinds.count(FakeRecurrent)
+    return LayerFacts(made, frozenset(range(len(kinds))), frozenset(), kinds.count(FakeKV), fixed, fixed)
 
 
 def content_of(snapshot: Snapshot) -> Content:
