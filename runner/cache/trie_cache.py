@@ -26,6 +26,7 @@ from runner.logs import Log
 
 log = Log(__name__)
 _WORTH_WAITING = 32  # tokens: a request does not wait for another session in order to share fewer
+_PIECE = 4096  # tokens: a conversation of sliceable layers loses this many at a time
 _ROOM = 256  # tokens: the length of an answer that is assumed before it is computed
 
 
@@ -247,9 +248,18 @@ class TrieCache:
         self.trie.unlock(end)
         self.sequences.release(sequence, end)
         self.trie.merge_needless(*end.path()[1:-1])
-        self._merge_expired(end)
+        if sequence.sliceable:
+            self._divide(end)
+        else:
+            self._merge_expired(end)
         self.sequences.flush()
         self.enforce_budget()
+
+    def _divide(self, end: Node) -> None:
+        """Splits the path to `end` into pieces, which are evicted one by one. Copies nothing while the path is live."""
+        for node in end.path()[1:]:
+            for at in range(node.start - node.start % _PIECE + _PIECE, node.end, _PIECE):
+                self.trie.split(node, at - node.start).checkpoint = True
 
     def _merge_expired(self, end: Node) -> None:
         """Merges expired checkpoints into the nodes below them."""

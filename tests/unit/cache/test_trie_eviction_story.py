@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from runner.cache import trie_cache
 from tests.lib.fakes import FAMILIES, STATE_BYTES
 from tests.lib.story import At, Conversation, Every
 from tests.lib.together import own
@@ -58,6 +59,17 @@ def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, 
     users.turn(prompt)
     assert users.record == prompt[:kept]
     assert users.turn([*prompt[:kept], 99]).cached == kept
+
+
+def test_a_conversation_loses_only_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was divided while it was live, so nothing is copied."""
+    monkeypatch.setattr(trie_cache, "_PIECE", 8)
+    users = Conversation("K", "trie", budget=64)
+    users.turn(range(100, 124), [])
+    assert users.shape == "0-8* [8-16* [16-24]]"
+    users.turn(range(12), [])
+    assert users.cache.nbytes == 2 * (12 + 16)
+    assert users.turn(range(100, 124), []).cached == 16
 
 
 @everyone
