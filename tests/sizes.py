@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 62_960,
-    "runner": 44_840,
+    "tests": 62_970,
+    "runner": 44_860,
     "scripts": 17_360,
-    "core": 15_800,
+    "core": 15_810,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

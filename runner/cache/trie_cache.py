@@ -128,11 +128,10 @@ class TrieCache:
         session.first = first
         self.trie.lock(node)
         if not sequence.sliceable:
-            facts, most_bytes = self.sequences.facts, self.budget_bytes
-            planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most_bytes))
+            facts, most = self.sequences.facts, self.budget_bytes
+            planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most))
             # Of a conversation that outgrows the budget only the beginning is kept.
-            fits = [each for each in planned if most_bytes is None or facts.bytes_of(each.at) <= most_bytes]
-            session.checkpoints = fits
+            session.checkpoints = [each for each in planned if most is None or facts.bytes_of(each.at) <= most]
             if session.checkpoints and session.checkpoints[0].at == node.end:
                 node.checkpoint |= session.checkpoints.pop(0).keep
         self.sequences.sessions.append(session)
