@@ -131,6 +131,9 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     paged_bytes: Annotated[int, Sample("cache_bytes", "paged")] = 0
     """Bytes of snapshots outside the buffers of layers."""
+    running_bytes: Annotated[int, Gauge("cache_running_bytes", "The live bytes that running requests use.")] = 0
+    checkpoint_bytes: Annotated[int, Gauge("cache_checkpoint_bytes", "The part of the paged bytes in checkpoints.")] = 0
+    """Bytes of states, and of windows and other tails."""
     evicted_bytes: Annotated[int, Counter("cache_evicted_bytes", "Bytes evicted to make room.")] = 0
     restored_bytes: Annotated[int, Counter("cache_restored_bytes", "Bytes restored into the buffers of layers.")] = 0
     nodes: Annotated[int, Gauge("cache_nodes", "Nodes of the prefix trie.", before="cache_budget_bytes")] = 0

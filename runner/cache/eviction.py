@@ -88,10 +88,10 @@ class Eviction:
         self._trie.changed.update(self._with_live)
         self._rank_changed()
 
-    def victims(self, spared: Node | None = None) -> Iterator[Node]:
-        """Yields the victims one after the other, except locked nodes and `spared`. Remove or merge each victim before
-        you ask for the next: its parent may be evictable afterwards. Looks only at changed nodes, and at one node for
-        each weight."""
+    def victims(self) -> Iterator[Node]:
+        """Yields the victims one after the other, except nodes where layers in use stand. Remove or merge a victim
+        before you ask for the next: its parent may be evictable afterwards. A victim that you leave as it is comes
+        again after the next `refresh`. Looks only at changed nodes, and at one node for each weight."""
         self.refresh()
         while True:
             self._rank_changed()
@@ -100,19 +100,17 @@ class Eviction:
             now = self._trie.now
             heads = ((_rank(weight, *line[0][:2], now), line[0]) for weight, line in self._lines.items())
             node = min(heads)[1][-1]
-            if node.locks or node is spared:
-                self._remove(node)
-                if node is spared:
-                    self._with_live.add(node)
-                continue
             yield node
+            if node not in self._trie.changed:
+                self._remove(node)
+                self._with_live.add(node)
 
     def _rank_changed(self) -> None:
         changed = self._trie.changed
         while changed:
             node = changed.pop()
             self._remove(node)
-            if node.parent is None or node.locks:
+            if node.parent is None or node.occupied:
                 continue  # the node is removed, or `unlock` adds it to `changed` later
             if any(held is not None and held.live for held in node.slots):
                 self._with_live.add(node)
@@ -133,6 +131,9 @@ class Eviction:
 
 def _rank(weight: float, used: int, depth: int, now: int) -> tuple[float, int, int]:
     return (-(now + 1 - used) * weight, used, depth)
+
+
+_SHARE = 8  # checkpoints of running requests may keep an eighth of the budget, even if there is no room for them
 
 
 class BudgetEnforcer:
@@ -172,10 +173,14 @@ class BudgetEnforcer:
             elif sequences.kept.nbytes > budget_bytes:
                 self._truncate(sequences.end, budget_bytes)
         most = budget_bytes - spare_bytes - reserved_bytes - sequences.layer_bytes
-        for victim in eviction.victims(sequences.end):
+        # If requests need more than the budget, a few of their checkpoints stay, for the turn after this one.
+        least = max(budget_bytes // _SHARE, sequences.facts.point_bytes * len(sequences.sharing))
+        for victim in eviction.victims():
             if ledger.nbytes <= most:
                 sequences.flush()
                 return
+            if victim is sequences.end or (victim.locks and ledger.nbytes <= least):
+                continue
             held_bytes = ledger.nbytes
             if victim.children:
                 self._trie.merge(victim)

@@ -67,6 +67,11 @@ class Node:
         """The number of bytes that the snapshots of the node own."""
         return sum(snapshot.nbytes for snapshot in self.slots if snapshot is not None)
 
+    @property
+    def occupied(self) -> bool:
+        """True if a lock is on the node itself, not on a node below it: layers in use stand at its end."""
+        return bool(self.locks) and self.locks > sum(child.locks for child in self.children.values())
+
     def path(self) -> "list[Node]":
         """Returns the nodes from the root to this one, both included."""
         nodes = [self]

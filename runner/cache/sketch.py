@@ -34,33 +34,28 @@ class LayerFacts:
     """Slots of the layers that count something other than tokens: all their attributes are stored as one state."""
     token_bytes: int = 0
     """Bytes of one token in all sliceable layers together."""
-    tail_bytes: int = 0
-    """The most bytes that all layers with a tail together have had."""
-    state_bytes: int = 0
-    """The most bytes that all layers with a state together have had."""
+    fixed_bytes: int = 0
+    """The most bytes that all other layers, with tails and states, together have had."""
+    point_bytes: int = 0
+    """The most bytes that a checkpoint needs in these layers: less than `fixed_bytes` where tails have room."""
     passes: bool = False
     """True if layers with a state show their states inside a forward, so that a prefill need not stop at checkpoints. A
     forward may prove the opposite."""
 
     def bytes_of(self, tokens: int) -> int:
         """Returns the approximate bytes of a sequence of `tokens` tokens."""
-        return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
+        return self.token_bytes * tokens + self.fixed_bytes
 
     def most_checkpoints(self, budget_bytes: int | None) -> int | None:
-        """Returns the largest number of checkpoints for one prompt whose states take at most a quarter of the budget,
-        at least 1. None means no limit: without states, a checkpoint takes no additional bytes."""
-        return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None
+        """Returns the largest number of checkpoints for one prompt that take at most a quarter of the budget, at least
+        1. None means no limit: without tails and states, a checkpoint takes no additional bytes."""
+        return max(1, budget_bytes // 4 // self.point_bytes) if budget_bytes and self.point_bytes else None
 
     def measure(self, states: Iterable[LayerState]) -> None:
         """Notes the bytes of tails and states in the layers of a sequence."""
-        tail_bytes = state_bytes = 0
-        for state in states:
-            if state.whole:
-                state_bytes += state.nbytes
-            elif not state.sliceable:
-                tail_bytes += state.nbytes
-        self.tail_bytes = max(self.tail_bytes, tail_bytes)
-        self.state_bytes = max(self.state_bytes, state_bytes)
+        fixed = [state for state in states if not state.sliceable]
+        self.fixed_bytes = max(self.fixed_bytes, sum(state.nbytes for state in fixed))
+        self.point_bytes = max(self.point_bytes, sum(state.point_bytes for state in fixed))
 
     def correct(self, slot: int, offset: int) -> None:
         """Notes that the layer in this slot counted `offset` after another number of tokens."""

@@ -4,7 +4,8 @@ A node has an edge with the tokens [start, end), and one slot per layer for the 
 snapshots for their size, and splits, joins and closes them; it knows nothing else of them. A child is found by the
 first token of its edge, so the edges of siblings begin with different tokens.
 
-Locking a node locks its path to the root; locked nodes are neither removed nor merged away.
+Locking a node locks its path to the root. A locked node is not removed. It is merged into its child only if all its
+locks are the child's, too.
 
 The rules are those of Ollama's trie at HEAD (August 2026), with two exceptions: counted locks replace Ollama's single
 active path, and an edge never grows in place.
@@ -108,9 +109,9 @@ class PrefixTrie:
     def merge(self, node: Node) -> Node:
         """Joins `node` with its only child and returns the child. The end, the children and the checkpoint mark of the
         child stay; its last use is the later of the two. Raises ValueError for a root, for a node without exactly one
-        child, and for a node with a lock of its own."""
+        child, and for an occupied node."""
         child = node.only_child()
-        if node.parent is None or child is None or node.locks != child.locks:
+        if node.parent is None or child is None or node.occupied:
             raise ValueError(f"cannot merge {node!r} into a child")
         child.slots = [_joined(first, second) for first, second in zip_longest(node.slots, child.slots)]
         child.restored |= node.restored
@@ -124,11 +125,9 @@ class PrefixTrie:
         return child
 
     def merge_needless(self, *nodes: Node) -> None:
-        """Merges each node with exactly one child into the child, unless it is a checkpoint or has a lock of its
-        own."""
+        """Merges each node with exactly one child into the child, unless it is a checkpoint or occupied."""
         for node in nodes:
-            child = node.only_child()
-            if child is not None and not node.checkpoint and node.locks == child.locks:
+            if len(node.children) == 1 and not (node.checkpoint or node.occupied):
                 self.merge(node)
 
     def remove(self, node: Node) -> None:
@@ -171,6 +170,7 @@ class PrefixTrie:
         """Adds a lock to `node` and to every node above it."""
         for each in node.path():
             each.locks += 1
+            self.changed.add(each)
 
     def unlock(self, node: Node) -> None:
         """Removes a lock from `node` and from every node above it. Raises ValueError if `node` has no lock."""
@@ -178,8 +178,7 @@ class PrefixTrie:
             raise ValueError(f"{node!r} is not locked")
         for each in node.path():
             each.locks -= 1
-            if not each.locks:
-                self.changed.add(each)
+            self.changed.add(each)
 
     def touch(self, nodes: Iterable[Node]) -> None:
         """Sets the last use of these nodes to a new tick."""

@@ -26,6 +26,7 @@ from runner.logs import Log
 
 log = Log(__name__)
 _WORTH_WAITING = 32  # tokens: a request does not wait for another session in order to share fewer
+_PIECE = 4096  # tokens: a conversation of sliceable layers loses this many at a time
 _ROOM = 256  # tokens: the length of an answer that is assumed before it is computed
 
 
@@ -127,9 +128,10 @@ class TrieCache:
         session.first = first
         self.trie.lock(node)
         if not sequence.sliceable:
-            session.checkpoints = self.policy.plan(
-                prompt, node.end, branch, self.sequences.facts.most_checkpoints(self.budget_bytes)
-            )
+            facts, most = self.sequences.facts, self.budget_bytes
+            planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most))
+            # Of a conversation that outgrows the budget only the beginning is kept.
+            session.checkpoints = [each for each in planned if most is None or facts.bytes_of(each.at) <= most]
             if session.checkpoints and session.checkpoints[0].at == node.end:
                 node.checkpoint |= session.checkpoints.pop(0).keep
         self.sequences.sessions.append(session)
@@ -168,7 +170,7 @@ class TrieCache:
         if session.detached:
             return
         self._has_computed = True
-        position = session.position
+        position, former = session.position, session.node
         while session.checkpoints and session.checkpoints[0].at <= position:
             checkpoint = session.checkpoints.pop(0)
             if session.sequence.holds(checkpoint.at):
@@ -178,7 +180,8 @@ class TrieCache:
                 self.sequences.facts.passes = False  # so the next forwards stop at their checkpoints
         if not stepwise:
             session.sequence.measure()
-        if not stepwise or position % CHECK_TOKENS < count:  # the forward has passed a multiple of CHECK_TOKENS
+        # Else a step that has passed a multiple of CHECK_TOKENS.
+        if not stepwise or session.node is not former or position % CHECK_TOKENS < count:
             self._enforce_with_spare()
 
     def advance_to(self, session: TrieSession, to: int) -> None:
@@ -246,9 +249,18 @@ class TrieCache:
         self.trie.unlock(end)
         self.sequences.release(sequence, end)
         self.trie.merge_needless(*end.path()[1:-1])
-        self._merge_expired(end)
+        if sequence.sliceable:
+            self._divide(end)
+        else:
+            self._merge_expired(end)
         self.sequences.flush()
         self.enforce_budget()
+
+    def _divide(self, end: Node) -> None:
+        """Splits the path to `end` into pieces, which are evicted one by one. Copies nothing while the path is live."""
+        for node in end.path()[1:]:
+            for at in range(node.start - node.start % _PIECE + _PIECE, node.end, _PIECE):
+                self.trie.split(node, at - node.start).checkpoint = True
 
     def _merge_expired(self, end: Node) -> None:
         """Merges expired checkpoints into the nodes below them."""

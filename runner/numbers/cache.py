@@ -33,11 +33,13 @@ def describe_cache(cache: PrefixCache) -> CacheDescription:
         sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.totals.ledger
         nodes = list(trie.nodes())
         mark = trie.now, ledger.count, ledger.nbytes, len(sequences.all), sum(node.stored for node in nodes)
-        return CacheDescription(mark, _counts(cache, sequences.totals, len(nodes), cache.budget_bytes))
+        running_bytes = sum(session.sequence.nbytes for session in sequences.sessions) + cache.reserved_bytes
+        return CacheDescription(mark, _counts(cache, sequences.totals, len(nodes), running_bytes, cache.budget_bytes))
     assert isinstance(cache, SingleEntryCache)
     position = 0 if cache.sequence is None else cache.sequence.position
     state = int(cache.sequence is not None), len(cache.tokens), position
-    return CacheDescription(state, _counts(cache, cache.totals, int(position > 0), None))
+    running_bytes = 0 if cache.tokens else cache.nbytes
+    return CacheDescription(state, _counts(cache, cache.totals, int(position > 0), running_bytes, None))
 
 
 def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
@@ -71,13 +73,17 @@ def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000
     ]
 
 
-def _counts(cache: PrefixCache, totals: Totals, nodes: int, budget_bytes: int | None) -> CacheCounts:
+def _counts(
+    cache: PrefixCache, totals: Totals, nodes: int, running_bytes: int, budget_bytes: int | None
+) -> CacheCounts:
     held_bytes, paged_bytes = cache.nbytes, cache.paged_bytes
     return CacheCounts(
         budget_bytes=budget_bytes,
         held_bytes=held_bytes,
         live_bytes=held_bytes - paged_bytes,
         paged_bytes=paged_bytes,
+        running_bytes=running_bytes,
+        checkpoint_bytes=totals.ledger.checkpoint_bytes,
         evicted_bytes=totals.evicted_bytes,
         restored_bytes=totals.restored_bytes,
         nodes=nodes,

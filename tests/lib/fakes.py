@@ -105,6 +105,8 @@ class FakeRecurrent(FakeLayer):
 class FakeSlice(LayerSnapshot):
     """Some tokens of a FakeKV."""
 
+    at_checkpoints = False
+
     @property
     def nbytes(self) -> int:
         return len(content_of(self)) if self._owned else 0
@@ -146,6 +148,8 @@ class FakeSlice(LayerSnapshot):
 
 class FakeTail(FakeSlice):
     """The last tokens of an edge, as many as a FakeWindow shows."""
+
+    at_checkpoints = True
 
     def _stays_live(self, first: FakeSlice) -> bool:
         return self.owner is not None and self.owner.offset == self.stop
@@ -301,8 +305,8 @@ def facts_of_fakes(
 ) -> LayerFacts:
     """Returns what layers of these kinds hold."""
     made = make_layers or (lambda: [kind() for kind in kinds])
-    sizes = kinds.count(FakeKV), WINDOW * kinds.count(FakeWindow), STATE_BYTES * kinds.count(FakeRecurrent)
-    return LayerFacts(made, frozenset(range(len(kinds))), frozenset(), *sizes)
+    fixed = WINDOW * kinds.count(FakeWindow) + STATE_BYTES * kinds.count(FakeRecurrent)
+    return LayerFacts(made, frozenset(range(len(kinds))), frozenset(), kinds.count(FakeKV), fixed, fixed)
 
 
 def content_of(snapshot: Snapshot) -> Content:

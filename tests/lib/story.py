@@ -272,9 +272,9 @@ def check_order(cache: TrieCache) -> None:
     ranks = [
         rank(order, node, now)
         for node in cache.trie.nodes()
-        if node is not spared and not node.locks and order.evictable(node)
+        if node is not spared and not node.occupied and order.evictable(node)
     ]
-    victim = next(eviction.victims(spared), None)
+    victim = next((node for node in eviction.victims() if node is not spared), None)
     assert [rank(order, victim, now)] == [min(ranks)] if victim else not ranks
     assert all(weight == order.weight(node) for node, (weight, _) in eviction._places.items())
 

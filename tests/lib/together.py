@@ -19,7 +19,7 @@ from typing import cast
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
-from runner.cache.session import TrieSession
+from runner.cache.session import CHECK_TOKENS, TrieSession
 from runner.cache.trie_cache import TrieCache
 from tests.lib.breaking import breaking
 from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, facts_of_fakes, shown
@@ -92,8 +92,17 @@ class Together:
         assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
         for client in self.clients:
             client.check()
-        if not self.clients and not self.cache.reserved_bytes and self.budget is not None:
-            assert self.cache.nbytes <= self.budget
+        if self.budget is not None and (self.clients or not self.cache.reserved_bytes):
+            self.check_bytes(self.budget)
+
+    def check_bytes(self, budget: int) -> None:
+        """Checks that everything fits the budget, but for the layers of open sessions, an eighth for their checkpoints,
+        and what they have computed since the last look at the budget."""
+        facts, sessions = self.cache.sequences.facts, self.cache.sequences.sessions
+        own = sum(session.sequence.nbytes for session in sessions) + self.cache.reserved_bytes
+        points = max(budget // 8, facts.point_bytes * len(sessions)) if sessions else 0
+        since = sum(facts.token_bytes * CHECK_TOKENS + facts.point_bytes for _ in sessions)
+        assert self.cache.nbytes <= max(budget, own + points) + since
 
     @property
     def nodes(self) -> list[Node]:

@@ -182,6 +182,11 @@ class LayerState(ABC):
         """Bytes of the arrays, including room for later tokens."""
         return sum(array.nbytes for array in self.arrays())
 
+    @property
+    def point_bytes(self) -> int:
+        """Bytes of a snapshot of a layer with a tail or a state."""
+        return self.nbytes
+
     def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002
         """Appends the last `count` tokens of a row of a batch cache, in place of a forward. Call `page_out` before."""
         raise TypeError(f"{type(self).__name__} takes nothing from a batch")

@@ -40,6 +40,8 @@ class Ledger:
     def __init__(self) -> None:
         self.count = 0
         self.nbytes = 0
+        self.checkpoint_bytes = 0
+        """The part of `nbytes` in snapshots of tails and states."""
         self.copies: Buffers = []
         self._sources: Buffers = []
         self._copied_bytes = 0
@@ -82,6 +84,9 @@ class SnapshotOwner(Protocol):
 class LayerSnapshot(Snapshot):
     """A snapshot of one layer. Flush the ledger before the next write into a layer: until then a pending copy of the
     snapshot's bytes holds the live buffer, and MLX would copy the whole buffer for the write."""
+
+    at_checkpoints = True
+    """True for tails and states."""
 
     def __init__(
         self,
@@ -129,7 +134,7 @@ class LayerSnapshot(Snapshot):
         self._release()
         self._owned = owned
         self._nbytes = sum(array.nbytes for array in owned.arrays)
-        self._ledger.nbytes += self.nbytes
+        self._count(self.nbytes)
 
     def page_in(self, owner: SnapshotOwner) -> None:
         """Makes the snapshot live in `owner`, whose buffers must hold its bytes, and drops bytes of its own."""
@@ -146,13 +151,19 @@ class LayerSnapshot(Snapshot):
     def _release(self) -> None:
         if self.owner is not None:
             self.owner.live.remove(self)
-        self._ledger.nbytes -= self.nbytes
+        self._count(-self.nbytes)
         self.owner = self._owned = None
         self._nbytes = 0
+
+    def _count(self, nbytes: int) -> None:
+        self._ledger.nbytes += nbytes
+        self._ledger.checkpoint_bytes += nbytes if self.at_checkpoints else 0
 
 
 class SliceSnapshot(LayerSnapshot):
     """Entries [..., start:stop, D] of a layer's buffers."""
+
+    at_checkpoints = False
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if not self.start < at < self.stop:
@@ -202,6 +213,8 @@ class SliceSnapshot(LayerSnapshot):
 
 class TailSnapshot(SliceSnapshot):
     """Entries of a layer with a tail: the last tokens of an edge, at most as many as the layer needs at `stop`."""
+
+    at_checkpoints = True
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)

@@ -45,6 +45,11 @@ class TailState(LayerState):
     def arrays(self) -> list[mx.array]:
         return [x for x in (self.layer.keys, self.layer.values) if x is not None]
 
+    @property
+    def point_bytes(self) -> int:
+        needed = self.offset - self.needs(self.offset)  # after a forward over many tokens the buffers hold more
+        return sum(x.nbytes * min(needed, x.shape[-2]) // x.shape[-2] for x in self.arrays())
+
     def copy_tokens(self, start: int, stop: int) -> Owned:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
         return Owned(entries, entries)

@@ -95,7 +95,8 @@ def test_a_passed_checkpoint_holds_what_a_stop_there_leaves(name: str) -> None:
         check_trie(cache)
         held.append(contents(cache))
         lengths.append(counts)
-        assert cache.sequences.facts.state_bytes == model.facts.state_bytes
+        if all(state.sliceable or state.whole for _, state in session.sequence.used):  # else windows have grown
+            assert cache.sequences.facts.fixed_bytes == model.facts.fixed_bytes
     assert lengths == [PASSED, STOPPED]
     passed, stopped = held
     assert {end for end, *_ in passed} == {*POINTS, PROMPT - 1}

@@ -55,10 +55,16 @@ def test_the_bytes_and_layers_of_the_nodes_are_those_that_the_cache_counts(famil
     assert counted.paged_bytes == sum(node.paged_bytes for node in picture)
     assert counted.held_bytes == users.cache.nbytes == counted.live_bytes + counted.paged_bytes
     assert counted.nodes == len(picture)
+    entries = {"K": 2, "S": 1, "R": 1, "P": 0}[family] * 4  # the first branch is paged out
+    assert counted.checkpoint_bytes == counted.paged_bytes - entries
     held = sum(node.live_layers + node.paged_layers for node in picture)
     assert held == users.trie.sequences.totals.ledger.count
     assert all(node.live_layers + node.paged_layers + node.missing_layers == node.layers == 2 for node in picture)
     assert all(node.bytes == node.live_bytes + node.paged_bytes for node in picture)
+    assert counted.running_bytes == 0
+    session = users.trie.begin(A)
+    session.sequence.layers[0].see(A)  # type: ignore[attr-defined]
+    assert describe_cache(users.trie).counts.running_bytes == session.sequence.nbytes > 0
 
 
 def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -> None:

@@ -35,9 +35,10 @@ class Tree:
         """All that go, each taken out before the next is asked for."""
         names = {node: way for way, node in self.at.items()}
         gone = []
-        for node in Eviction(self.trie, order).victims(self.at.get(spared)):
-            gone.append(names.get(node, "?"))
-            self.give_up(node)
+        for node in Eviction(self.trie, order).victims():
+            if node is not self.at.get(spared):
+                gone.append(names.get(node, "?"))
+                self.give_up(node)
         return gone
 
     def give_up(self, node: Node) -> None:
@@ -79,12 +80,13 @@ class Bytes(Snapshot):
 
 @every_order
 def test_a_node_in_use_is_never_evicted(order: EvictionOrder) -> None:
-    """Neither it nor the way to it, however old and large."""
+    """However old and large it is. The way to it can lose states: it may need more than there is room for."""
     tree = Tree("a", "ab", "abc", "d", "abcd", state=1000)
     tree.trie.lock(tree.at["abc"])
     for node in (tree.at["d"], tree.at["abcd"]):
         tree.trie.touch([node])
-    assert tree.going(order) == ["d", "abcd"]
+    assert tree.going(order) == ["d", "abcd"] if order is LEAF else ["a", "ab", "d", "abcd"]
+    assert tree.at["abc"].occupied
 
 
 @every_order
@@ -93,9 +95,9 @@ def test_a_spared_node_is_never_evicted(order: EvictionOrder) -> None:
     tree = Tree("a", "ab")
     tree.trie.touch([tree.at["a"]])
     eviction = Eviction(tree.trie, order)
-    for node in eviction.victims(tree.at["a"]):
-        assert node is tree.at["ab"]
-        tree.give_up(node)
+    for node in eviction.victims():
+        if node is not tree.at["a"]:
+            tree.give_up(node)
     assert list(tree.trie.nodes()) == [tree.at["a"]] == [next(eviction.victims())]
 
 
@@ -172,12 +174,12 @@ class Story:
 
     def check(self, gone: int, spared: Node | None = None) -> None:
         """The next ones to go, which go."""
-        victims = self.eviction.victims(spared)
+        victims = (node for node in self.eviction.victims() if node is not spared)
         for _ in range(gone):
             ranks = [
                 rank(self.order, node, self.trie.now)
                 for node in self.trie.nodes()
-                if node is not spared and not node.locks and self.order.evictable(node)
+                if node is not spared and not node.occupied and self.order.evictable(node)
             ]
             victim = next(victims, None)
             assert [rank(self.order, victim, self.trie.now)] == [min(ranks)] if victim else not ranks

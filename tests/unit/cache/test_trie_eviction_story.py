@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from runner.cache import trie_cache
 from tests.lib.fakes import FAMILIES, STATE_BYTES
 from tests.lib.story import At, Conversation, Every
 from tests.lib.together import own
@@ -48,16 +49,27 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
 
 
-@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 32), ("R", 30, 8), ("P", 30, 0)])
+@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 16), ("R", 30, 8), ("P", 30, 0)])
 def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, budget: int, kept: int) -> None:
-    """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for 36 - 4, and a point there; R for 30 - 16, with a
-    point at 8. P's states take 32 bytes, whatever they have seen."""
+    """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for two points, of 4 bytes each, in a quarter of 36; R
+    for 30 - 16, with a point at 8. P's states take 32 bytes, whatever they have seen."""
     users = Conversation(family, "trie", budget=budget, policy=Every(8))
     prompt = list(range(40))
     users.turn(own(1))
     users.turn(prompt)
     assert users.record == prompt[:kept]
     assert users.turn([*prompt[:kept], 99]).cached == kept
+
+
+def test_a_conversation_loses_only_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was divided while it was live, so nothing is copied."""
+    monkeypatch.setattr(trie_cache, "_PIECE", 8)
+    users = Conversation("K", "trie", budget=64)
+    users.turn(range(100, 124), [])
+    assert users.shape == "0-8* [8-16* [16-24]]"
+    users.turn(range(12), [])
+    assert users.cache.nbytes == 2 * (12 + 16)
+    assert users.turn(range(100, 124), []).cached == 16
 
 
 @everyone

@@ -12,6 +12,7 @@ from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import complete
 from runner.cache.layers.window import ChunkState, WindowState
+from runner.cache.sketch import LayerFacts
 
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache  # isort: skip
 
@@ -22,6 +23,7 @@ from tests.lib.layer_caches import (
     entries,
     held,
     kept,
+    layer,
     ledger,
     paged_out,
     taken,
@@ -71,6 +73,16 @@ def edges(snapshots: Sequence[Snapshot]) -> list[list[int]]:
     assert [kept(each) for each in snapshots] == [list(range(each.start, each.stop)) for each in snapshots]
     assert [each.nbytes for each in snapshots] == [(each.stop - each.start) * ENTRY for each in snapshots]
     return [[each.start, each.stop] for each in snapshots]
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+@pytest.mark.parametrize("count", [3, 8, 13])
+def test_a_checkpoint_counts_with_what_a_snapshot_takes(kind: str, count: int) -> None:
+    """After a forward over many tokens the buffers hold more."""
+    state, facts = layer(kind), LayerFacts(list)
+    write(state, count)
+    facts.measure([state])
+    assert facts.point_bytes == paged_out(state).nbytes
 
 
 def test_a_full_ring_does_not_go_back() -> None:  # scenario 33
