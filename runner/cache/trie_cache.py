@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from runner.cache import resume
-from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.checkpoints import CheckpointPolicy, Site
 from runner.cache.eviction import BudgetEnforcer
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
@@ -127,11 +127,12 @@ class TrieCache:
         session.first = first
         self.trie.lock(node)
         if not sequence.sliceable:
+            self.trie.learn(node)
             session.checkpoints = self.policy.plan(
                 prompt, node.end, branch, self.sequences.facts.most_checkpoints(self.budget_bytes)
             )
             if session.checkpoints and session.checkpoints[0].at == node.end:
-                node.checkpoint |= session.checkpoints.pop(0).keep
+                node.checkpoint |= session.checkpoints.pop(0).site is not Site.BRANCH
         self.sequences.sessions.append(session)
         return session
 
@@ -173,7 +174,7 @@ class TrieCache:
             checkpoint = session.checkpoints.pop(0)
             if checkpoint.at == position:
                 self.advance_to(session, position)
-                session.node.checkpoint |= checkpoint.keep
+                session.node.mark(checkpoint.site)
         if not stepwise:
             session.sequence.measure()
         if not stepwise or position % CHECK_TOKENS < count:  # the forward has passed a multiple of CHECK_TOKENS
@@ -244,16 +245,8 @@ class TrieCache:
         self.trie.unlock(end)
         self.sequences.release(sequence, end)
         self.trie.merge_needless(*end.path()[1:-1])
-        self._merge_expired(end)
         self.sequences.flush()
         self.enforce_budget()
-
-    def _merge_expired(self, end: Node) -> None:
-        """Merges expired checkpoints into the nodes below them."""
-        checkpoints = {node.end: node for node in end.path() if node.checkpoint}
-        for at in self.policy.expired(list(checkpoints), end.end):
-            checkpoints[at].checkpoint = False
-            self.trie.merge_needless(checkpoints[at])
 
     def session_bytes(self, tokens: int) -> int:
         return self.sequences.facts.bytes_of(tokens)
