@@ -4,52 +4,70 @@ A layer with a recurrent state or a filled window can return only to offsets at 
 checkpoints decide how many tokens of a later prompt have to be computed again. Prompts diverge where messages begin (an
 edit, another tool result, another user), close to the end (the same prompt again, reasoning dropped from the answer),
 and where earlier prompts diverged. A prompt that diverges elsewhere has, after that offset, about as many new tokens as
-the earlier prompt had: with checkpoints at doubling distances, the tokens computed again stay in proportion to these.
+the earlier prompt had: with checkpoints at growing distances, the tokens computed again stay in proportion to these.
+
+Conversations differ: an agent goes on where its answer ended, a chat drops its thinking and goes on where its prompt
+ended. So every node has the habits of the conversations through it, from which the order of eviction takes the chance
+of a checkpoint to be used.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+
+class Site(IntEnum):
+    """The sorts of places where a conversation goes on, those nearest to the end of an answer first."""
+
+    END = 0  # the end of an answer: no checkpoint, but layers stand there
+    BEFORE = 1  # a few tokens before the end of a prompt
+    NEAR = 2  # the smallest distance from the end
+    START = 3  # the start of a message
+    FAR = 4  # any larger distance
+    BRANCH = 5  # where another prompt diverged
+
+
+Habits: TypeAlias = tuple[float, ...]
+"""For each site, the share of the requests of a conversation that went on there."""
+PRIOR: Habits = (0.45, 0.2, 0.1, 0.1, 0.05, 0.1)
+_LEARNED = 0.1  # the weight of the last request in the habits
+
+
+def learned(habits: Habits, site: Site) -> Habits:
+    """Returns the habits after one more request, which went on at `site`."""
+    return tuple(share + _LEARNED * ((each == site) - share) for each, share in enumerate(habits))
 
 
 class Checkpoint(NamedTuple):
-    """An offset at which the prefill stops. If `keep`, the node that ends there is kept even if it has only one
-    child."""
+    """An offset at which the prefill stops. The node that ends there is kept even if it has only one child, unless the
+    site is a branch."""
 
     at: int
-    keep: bool
+    site: Site
 
 
-_TURNS = 4  # the last messages of a prompt that get a checkpoint at their start
+_TURNS = 2  # the last messages of a prompt that get a checkpoint at their start
 _BEFORE_END = 4  # tokens: a prompt that comes again may differ in its last few tokens
 
 
 class CheckpointPolicy:
     """Places checkpoints a few tokens before the end; where another prompt diverges; at the starts of the last messages
-    and of the first message after the system prompt; and one in every doubling of the distance from the end.
+    and of the first message after the system prompt; and at distances from the end that grow.
 
     Checkpoints that lie close together are merged into the earliest: to continue from there takes little time. No
     checkpoint lies inside an item of media, which some models compute as a whole.
     """
 
-    def __init__(
-        self,
-        turn_tokens: frozenset[int] = frozenset(),
-        *,
-        first_distance: int = 256,
-        gap: int = 32,
-        recent: int = 16,
-    ) -> None:
-        """`turn_tokens` are the special tokens that chat templates put around messages. `recent` is the number of the
-        latest checkpoints of a conversation that do not expire. `first_distance` and `gap` are in tokens. Raises
-        ValueError unless all numbers are positive."""
-        if min(first_distance, gap, recent) < 1:
-            raise ValueError("checkpoints need positive distances and counts")
+    def __init__(self, turn_tokens: frozenset[int] = frozenset(), *, first_distance: int = 256, gap: int = 32) -> None:
+        """`turn_tokens` are the special tokens that chat templates put around messages. `first_distance` and `gap` are
+        in tokens. Raises ValueError unless both are positive."""
+        if min(first_distance, gap) < 1:
+            raise ValueError("checkpoints need positive distances")
         self._turn_tokens = turn_tokens
         self._first_distance = first_distance
         self._gap = gap
-        self._recent = recent
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         """Returns checkpoints from `cached` to the last token of a prompt, in ascending order, at most `most` after
@@ -57,26 +75,19 @@ class CheckpointPolicy:
         `branch` tokens, not all: another prompt diverges there."""
         end = len(tokens)
         starts = self._message_starts(tokens, cached)
-        chosen: dict[int, bool] = {}
-        for at, keep in (  # the most valuable checkpoints first
-            (end - _BEFORE_END, True),
-            (branch, False),
-            *((start, True) for start in starts[: -_TURNS - 1 : -1]),
-            *((start, True) for start in starts[:1]),
-            *((at, True) for at in self._distances(starts, self._beginning(tokens, starts, cached), end)),
+        distances = self._distances(starts, self._beginning(tokens, starts, cached), end)
+        chosen: dict[int, Site] = {}
+        for at, site in (  # the most valuable checkpoints first
+            (end - _BEFORE_END, Site.BEFORE),
+            (branch, Site.BRANCH),
+            *((start, Site.START) for start in starts[: -_TURNS - 1 : -1]),
+            *((start, Site.START) for start in starts[:1]),
+            *((at, Site.FAR if far else Site.NEAR) for far, at in enumerate(distances)),
         ):
-            self._choose(chosen, _before_item(tokens, at), keep, cached, most)
-        return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
+            self._choose(chosen, _before_item(tokens, at), site, cached, most)
+        return [Checkpoint(at, site) for at, site in sorted(chosen.items())]
 
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        """Returns the checkpoints in `points` to drop, for a conversation of `end` tokens. The last `recent`
-        checkpoints stay; of the earlier ones, the first and the last in each doubling of the distance from the end."""
-        by_distance: dict[int, list[int]] = {}
-        for at in points[: -self._recent]:
-            by_distance.setdefault(((end - at) // self._first_distance).bit_length(), []).append(at)
-        return [at for group in by_distance.values() for at in group[1:-1]]
-
-    def _choose(self, chosen: dict[int, bool], at: int, keep: bool, cached: int, most: int | None) -> None:
+    def _choose(self, chosen: dict[int, Site], at: int, site: Site, cached: int, most: int | None) -> None:
         """Adds a checkpoint to `chosen`, merged with the chosen checkpoints close to it."""
         if abs(at - cached) < self._gap:
             at = cached
@@ -85,8 +96,8 @@ class CheckpointPolicy:
         if at < max(cached, 1) or (full and at > cached and not close):
             return
         for other in close:
-            at, keep = min(at, other), chosen.pop(other) or keep
-        chosen[at] = keep
+            at, site = min(at, other), min(site, chosen.pop(other))
+        chosen[at] = site
 
     def _message_starts(self, tokens: Sequence[int], cached: int) -> list[int]:
         """Returns the position of the first token of each group of turn tokens, from just before `cached` on. Leaves
@@ -105,15 +116,15 @@ class CheckpointPolicy:
         return starts[0] if in_first and len(starts) > 1 else cached
 
     def _distances(self, starts: Sequence[int], beginning: int, end: int) -> Iterator[int]:
-        """Yields an offset after `beginning` in every doubling of the distance from the end, nearest first: the
-        message start closest to the middle, or the middle itself if no message starts there."""
+        """Yields offsets after `beginning` at distances from the end that double twice and then grow fourfold, nearest
+        first: the message start closest to such an offset, or the offset itself if no message starts near it."""
         distance = self._first_distance
         while end - distance * 3 // 2 > beginning:
             low, high = max(beginning, end - 2 * distance), end - distance
             middle = (low + high) // 2
             between = starts[bisect_right(starts, low) : bisect_right(starts, high)]
             yield min(between, key=lambda start: abs(start - middle), default=middle)
-            distance *= 2
+            distance *= 2 if distance < 4 * self._first_distance else 4
 
 
 def _before_item(tokens: Sequence[int], at: int) -> int:

@@ -11,6 +11,7 @@ from math import floor, log2
 from typing import TypeAlias
 
 from runner.cache import resume
+from runner.cache.checkpoints import Site
 from runner.cache.node import Node
 from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
@@ -28,14 +29,16 @@ class EvictionOrder:
     later than its parent.
 
     For a model with states or tails, the weight of a node is the bytes that its eviction frees, divided by the tokens
-    to compute again. A node with one child can lose its state; a node at which conversations diverge stays. Each node
-    ages by its own use, so an unused checkpoint is evicted before used nodes around it. A state after a long system
-    prompt saves thousands of tokens; a state between two messages has the same bytes and saves a few dozen tokens. By
-    age alone, both would be evicted alike.
+    to compute again and by the chance that a request resumes there. A node with one child can lose its state; a node at
+    which conversations diverge stays. Each node ages by its own use, so an unused checkpoint is evicted before used
+    nodes around it. A state after a long system prompt saves thousands of tokens; a state between two messages has the
+    same bytes and saves a few dozen tokens. By age alone, both would be evicted alike. The chance is taken from the
+    habits of the conversation: the answers of a chat that drops its thinking go first, those of an agent go last.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: weights that differ by less than 9 % count as equal
+    _LEAST = 0.1  # the chance of a checkpoint that no request has used yet
 
     def __init__(self, slots: Collection[int] = ()) -> None:
         """`slots` are the slots of layers that are not sliceable: merging a node frees these layers' snapshots."""
@@ -50,15 +53,21 @@ class EvictionOrder:
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
-        """Returns the factor by which the node's idle time is multiplied. There are only a few dozen different
+        """Returns the factor by which the node's idle time is multiplied. There are about a hundred different
         weights."""
         if not self._slots:
             return 1.0
         freed = self._freed(node)
         if not freed:
             return 0.0
-        exact = log2(freed / (len(node.tokens) + self._FORWARD))
+        exact = log2(freed / (len(node.tokens) + self._FORWARD) / self._chance(node))
         return float(2 ** (floor(self._STEPS * exact) / self._STEPS))
+
+    def _chance(self, node: Node) -> float:
+        """Returns the chance that the next request through the node resumes at its end. Requests that go on after the
+        last node of a conversation return to that node, too. Few requests return to an answer that was passed."""
+        nearest = max(node.site, Site.BEFORE) if node.children else Site.END
+        return max(self._LEAST, sum(node.habits[nearest : node.site + 1]))
 
     def _freed(self, node: Node) -> int:
         if not node.children:

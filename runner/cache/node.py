@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
+from runner.cache.checkpoints import PRIOR, Habits, Site
 from runner.cache.layer_interface import Snapshot
 
 Tokens: TypeAlias = "array[int]"
@@ -38,7 +39,10 @@ class Node:
     """A node of the trie: an edge (the tokens after the parent's end), the snapshots of these tokens, and the
     children."""
 
-    __slots__ = ("checkpoint", "children", "end", "locks", "parent", "restored", "slots", "stored", "tokens", "used")
+    __slots__ = (
+        *("checkpoint", "children", "end", "habits", "locks", "parent"),
+        *("site", "restored", "slots", "stored", "tokens", "used"),
+    )
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
         self.tokens = tokens
@@ -53,6 +57,10 @@ class Node:
         """True if some tokens of the edge came from the disk."""
         self.checkpoint = False
         """True if layers may return to the end of this node: the node stays even if it has only one child."""
+        self.site = Site.END
+        """The site of the node's end in the prompt that made the node."""
+        self.habits: Habits = parent.habits if parent else PRIOR
+        """The habits of the conversations that pass through the node."""
         self.used = 0
         """The tick of the trie's clock at the last use of the node."""
         self.locks = 0
@@ -78,6 +86,11 @@ class Node:
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
+
+    def mark(self, site: Site) -> None:
+        """Notes the site of the node's end, where layers may return."""
+        self.site = site
+        self.checkpoint |= site is not Site.BRANCH
 
     def only_child(self) -> "Node | None":
         """Returns the child if there is exactly one, otherwise None."""

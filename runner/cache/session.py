@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import mlx.core as mx
 
-from runner.cache.checkpoints import Checkpoint
+from runner.cache.checkpoints import Checkpoint, Site
 from runner.cache.layer_interface import Match
 from runner.cache.layers.batched import BatchedLayers, batchable
 from runner.cache.node import Node, keys
@@ -250,7 +250,7 @@ class TrieSession(Session):
     def add_checkpoint(self, at: int) -> None:
         """Adds a checkpoint at `at`, where another prompt diverges from this prompt."""
         if all(each.at != at for each in self.checkpoints):
-            insort(self.checkpoints, Checkpoint(at, keep=False))
+            insort(self.checkpoints, Checkpoint(at, Site.BRANCH))
             self.next_check_at = min(self.next_check_at, at)
 
     def continuation(self, most: int) -> list[int]:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
 
+from runner.cache.checkpoints import learned
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
 
@@ -27,9 +28,9 @@ class PrefixTrie:
         self.now = 0
         """The tick of the latest use of any node."""
         self.changed: set[Node] = set()
-        """The nodes, roots included, that were made, removed, touched or unlocked, or that got another edge or other
-        children, since this set was emptied. Changes of slots are not noted: slots change only in locked nodes and
-        where a snapshot is live."""
+        """The nodes, roots included, that were made, removed, touched or unlocked, or that got another edge, other
+        children or other habits, since this set was emptied. Changes of slots are not noted: slots change only in
+        locked nodes and where a snapshot is live."""
 
     def root(self, salt: str = "") -> Node:
         """Returns the root of all prompts with this salt. If it is new, drops roots without children and locks."""
@@ -90,7 +91,7 @@ class PrefixTrie:
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
         upper.used, upper.locks = node.used, node.locks
-        upper.restored = node.restored
+        upper.restored, upper.site = node.restored, node.site
         upper.stored, node.stored = min(node.stored, at), max(0, node.stored - at)
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
@@ -186,6 +187,12 @@ class PrefixTrie:
         for node in nodes:
             node.used = self.now
             self.changed.add(node)
+
+    def learn(self, node: Node) -> None:
+        """Notes in the habits along the path to `node` that a request went on at its end. Does nothing at a root."""
+        for each in node.path() if node.parent is not None else ():
+            each.habits = learned(each.habits, node.site)
+            self.changed.add(each)
 
     def _append(self, parent: Node, tokens: Tokens) -> Node:
         if not tokens or tokens[0] in parent.children:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from runner.cache import resume
-from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.checkpoints import CheckpointPolicy, Site
 from runner.cache.eviction import BudgetEnforcer
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
@@ -128,12 +128,13 @@ class TrieCache:
         session.first = first
         self.trie.lock(node)
         if not sequence.sliceable:
+            self.trie.learn(node)
             facts, most = self.sequences.facts, self.budget_bytes
             planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most))
             # Of a conversation that outgrows the budget only the beginning is kept.
             session.checkpoints = [each for each in planned if most is None or facts.bytes_of(each.at) <= most]
             if session.checkpoints and session.checkpoints[0].at == node.end:
-                node.checkpoint |= session.checkpoints.pop(0).keep
+                node.checkpoint |= session.checkpoints.pop(0).site is not Site.BRANCH
         self.sequences.sessions.append(session)
         return session
 
@@ -175,7 +176,7 @@ class TrieCache:
             checkpoint = session.checkpoints.pop(0)
             if session.sequence.holds(checkpoint.at):
                 self.advance_to(session, checkpoint.at)
-                session.node.checkpoint |= checkpoint.keep
+                session.node.mark(checkpoint.site)
             elif not stepwise:
                 self.sequences.facts.passes = False  # so the next forwards stop at their checkpoints
         if not stepwise:
@@ -251,8 +252,6 @@ class TrieCache:
         self.trie.merge_needless(*end.path()[1:-1])
         if sequence.sliceable:
             self._divide(end)
-        else:
-            self._merge_expired(end)
         self.sequences.flush()
         self.enforce_budget()
 
@@ -261,13 +260,6 @@ class TrieCache:
         for node in end.path()[1:]:
             for at in range(node.start - node.start % _PIECE + _PIECE, node.end, _PIECE):
                 self.trie.split(node, at - node.start).checkpoint = True
-
-    def _merge_expired(self, end: Node) -> None:
-        """Merges expired checkpoints into the nodes below them."""
-        checkpoints = {node.end: node for node in end.path() if node.checkpoint}
-        for at in self.policy.expired(list(checkpoints), end.end):
-            checkpoints[at].checkpoint = False
-            self.trie.merge_needless(checkpoints[at])
 
     def session_bytes(self, tokens: int) -> int:
         return self.sequences.facts.bytes_of(tokens)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy, Site
 from runner.cache.eviction import EvictionOrder, _rank
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, spelled
@@ -313,19 +313,16 @@ def _check_below(
 
 
 class BranchOnly(CheckpointPolicy):
-    """Stops only where prompts were seen to diverge; no checkpoint expires."""
+    """Stops only where prompts were seen to diverge."""
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
-        wanted = {branch: False, **dict.fromkeys(self.wanted(len(tokens)), True)}
+        wanted = {branch: Site.BRANCH, **dict.fromkeys(self.wanted(len(tokens)), Site.START)}
         ahead = [Checkpoint(at, wanted[at]) for at in sorted(wanted) if cached < at < len(tokens)][:most]
-        return [Checkpoint(cached, True), *ahead] if wanted.get(cached) else ahead
+        return [Checkpoint(cached, Site.START), *ahead] if wanted.get(cached) is Site.START else ahead
 
     def wanted(self, end: int) -> Sequence[int]:
         """Returns the checkpoints of a prompt that ends at `end`."""
         return ()
-
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        return []
 
 
 class At(BranchOnly):

@@ -83,9 +83,6 @@ class NoPoints(CheckpointPolicy):
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         return []
 
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        return []
-
 
 @every_kind
 @pytest.mark.parametrize("away", [False, True])

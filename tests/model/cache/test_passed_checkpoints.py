@@ -7,7 +7,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy, Site
 from runner.cache.layers import _ADAPTERS
 from runner.cache.layers.scans import StateReads
 from runner.cache.layers.snapshot import LayerSnapshot, StateSnapshot
@@ -40,7 +40,7 @@ class Fixed(CheckpointPolicy):
 
     def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         del branch, most
-        return [Checkpoint(at, keep=True) for at in self.points if cached < at < len(tokens)]
+        return [Checkpoint(at, Site.START) for at in self.points if cached < at < len(tokens)]
 
 
 def passing(model: Tiny, *points: int, passes: bool = True) -> TrieCache:

@@ -133,13 +133,6 @@ def test_large_copies_are_computed_at_once() -> None:
         assert counts == [4] * LAYERS
 
 
-class Thinning(Every):
-    """Every 8 tokens, of which every other one is surplus once the conversation has ended."""
-
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        return list(points[1::2])
-
-
 @contextmanager
 def putting_off() -> Iterator[list[int]]:
     """The bytes of copies that were put off; all of them are computed when a forward comes."""
@@ -160,9 +153,9 @@ def putting_off() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
 def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
-    """Resumes within an edge, diverging conversations, expired checkpoints, and evictions."""
+    """Resumes within an edge, diverging conversations, checkpoints, and evictions."""
     model = tiny(kind)
-    cache = TrieCache(model.facts, policy=Thinning(8))
+    cache = TrieCache(model.facts, policy=Every(8))
     ledger = cache.sequences.totals.ledger
     with putting_off() as sizes:
         for seed in (2, 3, 4, 5):

@@ -94,7 +94,6 @@ _TRIE: dict[str, tuple[str, ...]] = {
     "evict": ("runner.cache.trie_cache:TrieCache.enforce_budget",),
     "choose victim": ("runner.cache.eviction:Eviction.victims",),
     "truncate": ("runner.cache.resume:truncate",),
-    "merge expired": ("runner.cache.trie_cache:TrieCache._merge_expired",),
     "admit": ("runner.cache.trie_cache:TrieCache.admits", "runner.cache.trie_cache:TrieCache.allows"),
     "acquire layers": ("runner.cache.sequences:LiveSequences.acquire",),
     "release layers": ("runner.cache.sequences:LiveSequences.release",),

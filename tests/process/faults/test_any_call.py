@@ -194,7 +194,7 @@ def draft_always(kind: str) -> Drafting:
 @contextmanager
 def close_checkpoints() -> Iterator[None]:
     """Spaces checkpoints for prompts of a hundred tokens instead of thousands."""
-    checkpoints = partial(CheckpointPolicy, gap=3, first_distance=16, recent=3)
+    checkpoints = partial(CheckpointPolicy, gap=3, first_distance=16)
     with patch("runner.cache.checkpoints.CheckpointPolicy", lambda _: checkpoints(frozenset({1, 2}))):
         yield
 

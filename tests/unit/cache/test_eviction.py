@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from runner.cache.checkpoints import Site
 from runner.cache.eviction import Eviction, EvictionOrder
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, keys
@@ -26,10 +27,14 @@ class Tree:
         self.trie = PrefixTrie()
         self.at: dict[str, Node] = {}
         for way in ways:
-            *_, node = self.trie.extend(self.trie.root(), keys(map(ord, way)))
-            node.slots = [Bytes(len(node.tokens)), Bytes(state, state=True)]
-            self.at[way] = node
-            self.trie.touch([node])
+            self.add(way, state)
+
+    def add(self, way: str, state: int = 100) -> Node:
+        *_, node = self.trie.extend(self.trie.root(), keys(map(ord, way)))
+        node.slots = [Bytes(len(node.tokens)), Bytes(state, state=True)]
+        self.at[way] = node
+        self.trie.touch([node])
+        return node
 
     def going(self, order: EvictionOrder, spared: str = "") -> list[str]:
         """All that go, each taken out before the next is asked for."""
@@ -105,6 +110,26 @@ def test_checkpoints_are_evicted_by_their_own_age() -> None:
     """Inner ones too: they are merged into their child."""
     tree = Tree("a", "ab", "abc", "d")
     assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
+
+
+@pytest.mark.parametrize(("went_on", "first"), [(Site.BEFORE, "abc"), (Site.END, "ab")])
+def test_a_point_where_the_conversation_went_on_stays(went_on: Site, first: str) -> None:
+    """A chat that drops its thinking goes on before its answer, an agent after it. New nodes have its habits."""
+    tree = Tree("ab")
+    tree.at["ab"].site = went_on
+    for _ in range(20):
+        tree.trie.learn(tree.at["ab"])
+    tree.at["ab"].mark(Site.BEFORE)
+    tree.add("abc")
+    for _ in range(2):
+        tree.trie.touch([tree.at["ab"]])
+    assert tree.going(WORTH)[0] == first
+
+
+def test_an_answer_that_was_passed_is_worth_less_than_the_last() -> None:
+    tree = Tree("a", "ab")
+    passed, last = WORTH.weight(tree.at["a"]), WORTH.weight(tree.at["ab"])
+    assert passed > 4 * last
 
 
 def test_what_frees_nothing_is_not_merged() -> None:

@@ -5,7 +5,6 @@ Scenarios: docs/internals/cache.md, 8.
 """
 
 import logging
-from collections.abc import Sequence
 
 import pytest
 
@@ -81,47 +80,6 @@ def test_a_request_beyond_the_budget_is_logged_once(family: str, caplog: pytest.
         "a conversation is larger than the cache: only its beginning is kept",
         "running requests need more than the cache may hold",
     ]
-
-
-class Thinning(Every):
-    """Every 4 tokens, of which some are surplus later."""
-
-    def __init__(self, *expired: int) -> None:
-        super().__init__(4, before_end=3)
-        self.gone = expired
-        self.asked: list[tuple[list[int], int]] = []
-
-    def expired(self, points: Sequence[int], end: int) -> list[int]:
-        self.asked.append((list(points), end))
-        return [at for at in points if at in self.gone]
-
-
-@pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_expired_checkpoints_are_merged_with_what_follows(family: str) -> None:
-    points = Thinning(4, 12)
-    users = Conversation(family, "trie", policy=points)
-    prompt = list(range(20))
-    said = [*prompt, 50, 51]
-    users.turn(prompt, [50, 51])
-    assert points.asked == [([4, 8, 12, 16, 17], 22)]
-    assert users.shape == "0-8* [8-16* [16-17* [17-22]]]"
-    for shared, cached in [(8, 8), (13, 8), (16, 16), (5, 0), (17, 17), (22, 22)]:
-        again = Conversation(family, "trie", policy=Thinning(4, 12))
-        again.turn(prompt, [50, 51])
-        assert again.turn([*said[:shared], 90, 91]).cached == cached
-
-
-@pytest.mark.parametrize("family", ["S", "R", "P"])
-def test_an_expired_checkpoint_at_a_branch_keeps_its_state(family: str) -> None:
-    users = Conversation(family, "trie", policy=Thinning(4))
-    prompt = list(range(8))
-    users.trie.policy = Every(4, 3)
-    users.turn(prompt)
-    users.turn([*prompt[:4], 90, 91])
-    users.trie.policy = Thinning(4)
-    users.turn([*prompt, 20, 21, 22])
-    assert users.node(prompt[:4]).checkpoint is False
-    assert users.turn([*prompt[:4], 95]).cached == 4
 
 
 def test_checkpoints_of_one_prompt_take_a_quarter_of_the_budget() -> None:
