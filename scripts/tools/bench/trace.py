@@ -33,14 +33,13 @@ from typing import NamedTuple
 from runner.device import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.report import Report, Table, Target
-from scripts.tools.bench.servers import OURS as OUR_RUNNER
-from scripts.tools.bench.servers import this_runner
+from scripts.tools.bench.servers import OURS, this_runner
 from scripts.tools.bench.traces import form, served
 from scripts.tools.bench.traces.bounds import Paths, best, blocks
 from scripts.tools.bench.traces.form import BLOCK_TOKENS, Request
 from scripts.tools.bench.traces.generator import SITUATIONS, edited, generate
 from scripts.tools.bench.traces.served import Run
-from scripts.tools.bench.traces.simulated import KINDS, OURS, POLICIES, Played, Simulation
+from scripts.tools.bench.traces.simulated import KINDS, POLICIES, Played, Simulation
 
 BEST, BLOCKS = "best known", "blocks"
 COLUMNS = (BEST, *POLICIES, BLOCKS)
@@ -242,8 +241,9 @@ def traces_of(arguments: argparse.Namespace, seed: int) -> dict[str, list[Reques
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Runs the benchmark. Raises ValueError if the options make no sense, or the runner does not start."""
-    if arguments.compare and (arguments.engine != "runner" or arguments.model or arguments.parallel > 1):
-        raise ValueError("--compare is for --engine runner with models that are made, one request at a time")
+    compared = arguments.engine == "runner" and device() == "cpu" and not arguments.model and arguments.parallel == 1
+    if arguments.compare and not compared:
+        raise ValueError("--compare is for --engine runner on a CPU with models that are made, one request at a time")
     logging.getLogger("runner.cache").setLevel(logging.ERROR)  # budgets are tight here
     seeds = range(arguments.seed, arguments.seed + arguments.turns)
     if arguments.engine == "runner":
@@ -260,12 +260,12 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 def _replayed(arguments: argparse.Namespace, seed: int, say: Callable[[str], None]) -> Iterator[Found]:
     chunk = CPU_CHUNK_TOKENS if device() == "cpu" else GPU_CHUNK_TOKENS
-    server = this_runner(OUR_RUNNER, arguments.parallel)
+    server = this_runner(OURS, arguments.parallel)
     server.environment.update({"MLX_RUNNER_DRAFT_KNOWN": "off", "MLX_RUNNER_PREFILL_CHUNK": str(chunk)})
     with TemporaryDirectory(prefix="bench-") as work:
         for kind in ["given"] if arguments.model else arguments.kind or KINDS:
             if arguments.model:
-                model = served.given(arguments.model)
+                model = served.Model(arguments.model, served.CHAT_ML)
             else:
                 Path(work, kind).mkdir()
                 model, (layers, unit) = served.made(kind, seed, Path(work, kind)), served.unit_of(kind)

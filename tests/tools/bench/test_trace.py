@@ -11,20 +11,11 @@ from runner.cache.node import common_prefix, keys
 from runner.cache.trie import PrefixTrie
 from scripts.tools.bench import trace
 from scripts.tools.bench.report import targets_table
+from scripts.tools.bench.servers import OLLAMA, OURS
 from scripts.tools.bench.traces.bounds import Kind, Paths, belady, best, blocks
 from scripts.tools.bench.traces.form import FIRST, TURN, Request, Turns, lines_of, read
 from scripts.tools.bench.traces.generator import SITUATIONS, edited, generate
-from scripts.tools.bench.traces.simulated import (
-    KINDS,
-    LRU,
-    OLLAMA,
-    OURS,
-    POLICIES,
-    Lru,
-    OllamaOrder,
-    OllamaPoints,
-    Simulation,
-)
+from scripts.tools.bench.traces.simulated import KINDS, LRU, POLICIES, Lru, OllamaOrder, OllamaPoints, Simulation
 
 SMALL = 0.02
 

@@ -38,7 +38,8 @@ _SMALL: Mapping[str, object] = {
 """Their configuration: windows are as much smaller than those of real models as the texts are."""
 MADE_TURN = VOCABULARY - 1
 """The token around messages in models that are made."""
-_CHAT_ML = "<|im_end|>"  # the text around messages in others
+CHAT_ML = "<|im_end|>"
+"""The text around messages, for models that are given."""
 _COLD = 8  # the prompts that are asked again, each after words that no other prompt has
 _HASH = 2_654_435_761
 
@@ -48,10 +49,6 @@ class Model(NamedTuple):
 
     directory: Path
     turn: str
-
-
-def given(directory: Path) -> Model:
-    return Model(directory, _CHAT_ML)
 
 
 def made(kind: str, seed: int, directory: Path) -> Model:
@@ -113,14 +110,12 @@ class _Speaker:
         self._said = {TURN: turn}
 
     def text(self, tokens: Iterable[int]) -> str:
-        count = len(self._words)
-        return "".join(self._said.get(token) or self._words[token * _HASH % 2**32 % count] for token in tokens)
+        known, count = self._words, len(self._words)
+        return "".join(self._said.get(token, known[token * _HASH % 2**32 % count]) for token in tokens)
 
     def note(self, tokens: Sequence[int], pieces: Sequence[str]) -> None:
-        """From now on the tokens of an answer are what was said; a tail that was not said is empty."""
-        self._said.update(zip(tokens, pieces, strict=False))
-        if len(pieces) > len(tokens) > 0:
-            self._said[tokens[-1]] += "".join(pieces[len(tokens) :])
+        """From now on the tokens of an answer are what was said, and those that were not said are nothing."""
+        self._said |= dict.fromkeys(tokens, "") | dict(zip(tokens, pieces, strict=False))
 
 
 async def _ask(client: Client, prompt: str, tokens: int, turn: int) -> tuple[Answered, list[str]]:

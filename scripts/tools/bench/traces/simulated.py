@@ -21,6 +21,7 @@ from runner.cache.session import TrieSession
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.settings import GPU_CHUNK_TOKENS
+from scripts.tools.bench.servers import OLLAMA, OURS
 from scripts.tools.bench.traces.bounds import Kind
 from scripts.tools.bench.traces.form import TURN, Request, Turns
 
@@ -81,7 +82,7 @@ class Policy(NamedTuple):
     order: type[EvictionOrder]
 
 
-OURS, LRU, OLLAMA = "ours", "LRU", "Ollama's"
+LRU = "LRU"
 POLICIES: Mapping[str, Policy] = {
     OURS: Policy(CheckpointPolicy, EvictionOrder),
     LRU: Policy(CheckpointPolicy, Lru),
