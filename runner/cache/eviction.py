@@ -148,9 +148,8 @@ _SHARE = 8  # checkpoints of running requests may keep an eighth of the budget, 
 class BudgetEnforcer:
     """Evicts entries of one trie and its sequences until the rest fits a budget."""
 
-    def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
-        self._trie = trie
-        self._sequences = sequences
+    def __init__(self, trie: PrefixTrie, sequences: LiveSequences, order: type[EvictionOrder] = EvictionOrder) -> None:
+        self._trie, self._sequences, self._order = trie, sequences, order
         self._warned: set[str] = set()
         self.reset()
 
@@ -161,7 +160,7 @@ class BudgetEnforcer:
     def reset(self) -> None:
         """Forgets the nodes in order, and chooses the order for the kept layers. Call it after the trie was cleared."""
         stateful = [slot for slot, state in self._sequences.kept.used if not state.sliceable]
-        self._eviction = Eviction(self._trie, EvictionOrder(stateful))
+        self._eviction = Eviction(self._trie, self._order(stateful))
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
         """Evicts until layers, snapshots and reserved bytes fit the budget. Parked sequences go first; if they are not

@@ -27,12 +27,23 @@ BENCHMARKS = {
     "embeddings": "short texts at once, against one after the other",
     "drafts": "one and several answers with drafts, against the same without",
     "families": "other architectures beside the llama, by time per active parameter",
+    "trace": "the prefix cache beside the optimum, on traces of agents and chats",
     "real": "a trained model, beside mlx_lm.server and llama.cpp",
 }
 """Each benchmark with what it measures. A module of its name is imported only when it is chosen. It has two
 functions: `add_arguments(parser)` adds its own options to those of all benchmarks; `run(arguments, say)` measures, says
 how far it is, and returns a Report. It raises ValueError if the options make no sense."""
-_TURNS = {"start": 7, "decode": 15, "ttft": 7, "parallel": 3, "embeddings": 5, "drafts": 3, "families": 3, "real": 3}
+_TURNS = {
+    "start": 7,
+    "decode": 15,
+    "ttft": 7,
+    "parallel": 3,
+    "embeddings": 5,
+    "drafts": 3,
+    "families": 3,
+    "trace": 1,
+    "real": 3,
+}
 MET, MISSED, USAGE, BUSY = range(4)
 """Exit statuses; with the last two there is no report."""
 

@@ -40,27 +40,27 @@ class Parameters(NamedTuple):
     active: int
 
 
-def config_of(family: str) -> Config:
-    """Returns the contents of `config.json`."""
-    config = {"model_type": family, **SHARED, **_TABLES[family]}
+def config_of(family: str, **others: object) -> Config:
+    """Returns the contents of `config.json`, with `others` in place of the table's fields."""
+    config = {"model_type": family, **SHARED, **_TABLES[family], **others}
     return {**config, "text_config": config} if family == "qwen3_5" else config
 
 
-def make(family: str, seed: int, directory: Path) -> Parameters:
-    """Writes the model: the same for the same seed. Returns its size."""
+def make(family: str, seed: int, directory: Path, **others: object) -> Parameters:
+    """Writes the model: the same for the same seed. Returns its size. `others` are fields of its configuration."""
     mx.random.seed(seed)
-    model, size = build(family)
+    model, size = build(family, **others)
     quantize(model, GROUP_SIZE, BITS, class_predicate=_is_packed)
     model.update(tree_map_with_path(_random, model.parameters()))
     mx.eval(model.parameters())
     packing = {"quantization": {"group_size": GROUP_SIZE, "bits": BITS}}
-    write_files(directory, model, {**config_of(family), **packing}, VOCABULARY)
+    write_files(directory, model, {**config_of(family, **others), **packing}, VOCABULARY)
     return size
 
 
-def build(family: str) -> tuple[Module, Parameters]:
+def build(family: str, **others: object) -> tuple[Module, Parameters]:
     """Returns mlx-lm's module, which is not packed, and its size."""
-    config, module = config_of(family), module_of(family)
+    config, module = config_of(family, **others), module_of(family)
     model = module.Model(module.ModelArgs.from_dict(config))
     if getattr(model, "tie_word_embeddings", None) is False and config["tie_word_embeddings"]:
         model.sanitize({})  # without a head among the weights the module ties it

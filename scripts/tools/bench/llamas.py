@@ -27,7 +27,7 @@ from mlx_lm.models import llama
 HEAD = GROUP_SIZE = 64
 VOCABULARY = 4096
 CONTEXT_TOKENS = 16384
-_END = "<|end|>"
+END = "<|end|>"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FIRST_WORD = len(ALL_BYTES)
 END_TOKEN = VOCABULARY - 1
@@ -50,7 +50,7 @@ M700, B3 = Size(1536, 28, "bfloat16"), Size(3072, 28, "bfloat16")
 """Such as GPUs are asked to compute: 0.7 and 2.8 billion parameters."""
 
 
-def _words(vocabulary: int) -> list[str]:
+def words(vocabulary: int) -> list[str]:
     """All of one letter, then all of two, and so on: the beginning of a word is a word, as merges need it."""
     spellings = chain.from_iterable(map("".join, product(_LETTERS, repeat=length)) for length in (1, 2, 3, 4))
     return [f" {spelling}" for spelling in islice(spellings, vocabulary - 1 - FIRST_WORD)]
@@ -61,7 +61,7 @@ class Prompts:
 
     def __init__(self, seed: int, vocabulary: int = VOCABULARY) -> None:
         self._random = Random(seed)
-        self._words = _words(vocabulary)
+        self._words = words(vocabulary)
 
     def ids(self, count: int) -> list[int]:
         return [FIRST_WORD + self._random.randrange(len(self._words)) for _ in range(count)]
@@ -95,10 +95,10 @@ def write_files(directory: Path, model: Module, config: Mapping[str, object], vo
     """Writes any model with the tokenizer of these prompts, of which the last token is the end."""
     (directory / "config.json").write_text(json.dumps({"eos_token_id": vocabulary - 1, **config}))
     (directory / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END})
     )
-    words = (word.encode() for word in _words(vocabulary))
-    write_tokenizer(directory, byte_level([*ALL_BYTES, *words], [_END]))
+    spelled = (word.encode() for word in words(vocabulary))
+    write_tokenizer(directory, byte_level([*ALL_BYTES, *spelled], [END]))
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
 

@@ -18,7 +18,7 @@ from runner.settings import Settings, flags_of
 from runner.vlm import packages
 from scripts.tools import ROOT
 from scripts.tools.docs.imports import imports_svg
-from scripts.tools.docs.speed import families_table, known
+from scripts.tools.docs.speed import cache_table, families_table, known
 from scripts.tools.models.architectures import architectures
 from scripts.tools.models.packages import TEXTS
 
@@ -126,7 +126,7 @@ Parts = Mapping[str, Callable[[], str]]
 DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "flags.md": {"flags": flag_table},
     DOCS / "vlm.md": {"packages": packages_table},
-    DOCS / "performance.md": {"families": families_table},
+    DOCS / "performance.md": {"families": families_table, "cache": cache_table},
     DOCS / "models.md": {
         "architectures": architecture_table,
         "speed": speed_list,

@@ -1,6 +1,6 @@
 """The speed of architectures, as documents tell it: measured families, and all others by the layers that they share.
 
-`speed.toml` has the figures of `scripts/bench families`.
+`speed.toml` has the figures of `scripts/bench families`, `cache.toml` those of `scripts/bench trace`.
 """
 
 import tomllib
@@ -79,3 +79,11 @@ def families_table() -> str:
         cells = (f"`{name}`", kind_of(name), size, *(f"{ratio:.2f}" for ratio in ratios))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
+
+
+def cache_table() -> str:
+    """Returns the tokens that caches compute beyond the least as a Markdown table, in thousands."""
+    rows = tomllib.loads(Path(__file__).with_name("cache.toml").read_text())
+    names = ("layers, memory limit", *rows.pop("columns"))
+    cells = [(name, *(f"{tokens:,}" for tokens in found)) for name, found in rows.items()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (names, ["---"] * len(names), *cells))

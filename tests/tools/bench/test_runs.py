@@ -133,12 +133,42 @@ def test_families(measured: Callable[..., Found]) -> None:
     assert qwen["active"] == qwen["total"] == llama["total"] + 2 * 64, "the norms of queries and keys"
 
 
+def test_trace(measured: Callable[..., Found], tmp_path: Path) -> None:
+    words = ("trace", "--kind=hyb", "--percent=50", "--scale=0.02")
+    generated = measured(*words, "--only=retries", f"--write={tmp_path}", "--block-size=8")
+    read = measured(*words, f"--file={tmp_path / 'retries.jsonl'}", "--block-size=8")
+    (row,), (other,) = generated["rows"], read["rows"]
+    assert (row["trace"], row["requests"]) == (other["trace"], other["requests"])
+    assert row["least"] <= other["least"] < row["least"] + 8 * row["requests"]
+    assert len(generated["targets"]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kv", "w1024", "hyb"])
+def test_a_real_runner_finds_as_much_as_the_simulation(measured: Callable[..., Found], kind: str) -> None:
+    found = measured(
+        "trace", "--engine=runner", "--compare", "--only=chats", "--scale=0.02", f"--kind={kind}", "--percent=25"
+    )
+    assert [target["value"] for target in found["targets"]] == [1.0]
+
+
+@pytest.mark.full
+def test_several_sessions_ask_a_real_runner_at_once(measured: Callable[..., Found]) -> None:
+    found = measured("trace", "--engine=runner", "--parallel=4", "--only=chats", "--scale=0.002", "--kind=kv")
+    (replayed,) = found["traces"]
+    assert len(replayed["requests"]) == 80
+    assert sorted(answer["turn"] for answer in replayed["answers"][:80]) == sorted([*range(1, 21)] * 4)
+    assert [answer["cached"] for answer in replayed["answers"][80:]] == [0] * 8, "nobody has seen the cold ones"
+    assert replayed["held_bytes"] > 0 < replayed["held_tokens"]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["parallel", "--turns=0"], "there is at least one turn"),
         (["decode", "--peer=other="], "NAME=COMMAND is wanted"),
         (["decode", "--peer=other='"], "No closing quotation"),
+        (["trace", "--compare"], "--compare is for --engine runner"),
         (["nothing"], "invalid choice: 'nothing'"),
     ],
 )
