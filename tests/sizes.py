@@ -12,7 +12,7 @@ CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
     "runner/model": 5_660,
     "runner/media": 4_660,
-    "runner/drafts": 4_220,
+    "runner/drafts": 4_410,
     "runner/cache": 4_030,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
@@ -32,9 +32,9 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 62_940,
-    "runner": 44_810,
-    "scripts": 17_360,
+    "tests": 63_090,
+    "runner": 45_000,
+    "scripts": 17_380,
     "core": 15_770,
     "protocol": 1_660,
 }
