@@ -33,31 +33,6 @@ class Rope(NamedTuple):
     """True if each number is rotated together with its neighbour, False if together with one of the other half."""
 
 
-class Convolution(NamedTuple):
-    """The sizes of the convolutions of DFlash 2, which add rows of a block to later rows."""
-
-    rows: int
-    """The number of rows in each sum: a row itself, and the rows before it."""
-    group: int
-    """The number of neighbouring numbers that share a factor."""
-
-
-class Selector(NamedTuple):
-    """The sizes of the selector of DFlash 2, which chooses each draft by the draft before it."""
-
-    rank: int
-    candidates: int
-    """The number of tokens from which each draft is chosen."""
-
-
-class Scales(NamedTuple):
-    """The factors of embeddings and logits, and the limit of logits, 0 for none. They replace the target's own."""
-
-    embeddings: float
-    logits: float
-    most: float
-
-
 class DFlashConfig(NamedTuple):
     """The sizes and rules by which a DFlash draft computes, and what it expects of its target."""
 
@@ -88,9 +63,16 @@ class DFlashConfig(NamedTuple):
     """The number of tokens in the target's vocabulary; 0 if unknown."""
     markov_rank: int = 0
     """The rank of the matrix by which DSpark adds to the logits after each token; 0 without such a matrix."""
-    convolution: Convolution | None = None
-    selector: Selector | None = None
-    scales: Scales | None = None
+    selector_rank: int = 0
+    candidates: int = 0
+    """The number of tokens from which the selector of DFlash 2 chooses each draft; 0 without a selector."""
+    convolved: int = 0
+    """The number of rows in each sum of the convolutions of DFlash 2; 0 without convolutions."""
+    group: int = 0
+    """The number of neighbouring numbers of a row that share a factor of a convolution."""
+    embedding_scale: float = 1.0
+    logit_scale: tuple[float, float] | None = None
+    """A factor for logits, and a limit, 0 for none. They replace the target's own."""
 
 
 def read_dflash_config(config: Config, architecture: str) -> DFlashConfig:
@@ -153,17 +135,18 @@ def _block(own: Config, architecture: str) -> tuple[int, bool]:
 
 
 def _with_dflash2(config: DFlashConfig, own: Config) -> DFlashConfig:
-    vocab_size = size(own, "vocab_size")
-    convolution = Convolution(size(own, "conv_kernel_size", most=_MOST_BLOCK), size(own, "conv_group_size"))
-    selector = Selector(size(own, "selector_rank"), size(own, "selector_top_k", most=vocab_size))
-    if config.width % convolution.group:
-        raise ModelError(f"config.json: hidden_size ({config.width}) must be divisible by {convolution.group}")
-    scales = Scales(
-        embeddings=positive(own, "input_embedding_scale", 1.0),
-        logits=positive(own, "output_multiplier", 1.0),
-        most=positive(own, "final_logit_softcapping") if own.get("final_logit_softcapping") else 0.0,
+    group = size(own, "conv_group_size")
+    if config.width % group:
+        raise ModelError(f"config.json: hidden_size ({config.width}) must be divisible by {group}")
+    most = positive(own, "final_logit_softcapping") if own.get("final_logit_softcapping") else 0.0
+    return config._replace(
+        selector_rank=size(own, "selector_rank"),
+        candidates=size(own, "selector_top_k", most=size(own, "vocab_size")),
+        convolved=size(own, "conv_kernel_size", most=_MOST_BLOCK),
+        group=group,
+        embedding_scale=positive(own, "input_embedding_scale", 1.0),
+        logit_scale=(positive(own, "output_multiplier", 1.0), most),
     )
-    return config._replace(convolution=convolution, selector=selector, scales=scales)
 
 
 def _with_dspark(config: DFlashConfig, own: Config) -> DFlashConfig:

@@ -15,7 +15,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from runner.cache.layers.batched import arrays_of
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
-from runner.drafts.dflash.dflash_config import Convolution, DFlashConfig, Selector
+from runner.drafts.dflash.dflash_config import DFlashConfig
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.hidden_states import RowDrafter, RowText, padded, read_drafts
 from runner.drafts.target import Draw, Map, Target
@@ -101,21 +101,22 @@ class _Convolved(Module):
     """The two convolutions of DFlash 2 around a branch of a layer. Each row weighs itself and the rows before it in the
     block. The weights depend on the row that goes into the branch."""
 
-    def __init__(self, width: int, sizes: Convolution) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         Module.__init__(self)
-        self.base_kernel = mx.zeros((2, sizes.rows, width))
-        self.kernel_projection = Linear(width, 2 * sizes.rows * (width // sizes.group), bias=False)
-        self._sizes = sizes
+        self.base_kernel = mx.zeros((2, config.convolved, config.width))
+        factors = 2 * config.convolved * (config.width // config.group)
+        self.kernel_projection = Linear(config.width, factors, bias=False)
+        self._rows, self._group = config.convolved, config.group
 
     def around(self, branch: Map, x: mx.array) -> mx.array:
         """Returns the branch of the rows `x` [B, L, D] of blocks, with a convolution before it and one after it."""
-        own = self.kernel_projection(x).reshape(*x.shape[:2], 2, self._sizes.rows, -1)
-        weights = mx.repeat(own, self._sizes.group, axis=-1) + self.base_kernel.astype(x.dtype)
+        own = self.kernel_projection(x).reshape(*x.shape[:2], 2, self._rows, -1)
+        weights = mx.repeat(own, self._group, axis=-1) + self.base_kernel.astype(x.dtype)
         return self._sums(branch(self._sums(x, weights[:, :, 0])), weights[:, :, 1])
 
     def _sums(self, x: mx.array, weights: mx.array) -> mx.array:
         """Returns the weighted sums of rows. `weights` [B, L, R, D] has those of a row, of the row before it, etc."""
-        before = self._sizes.rows - 1
+        before = self._rows - 1
         padded = mx.pad(x, [(0, 0), (before, 0), (0, 0)])
         rows = [padded[:, back : back + x.shape[1]] for back in range(before, -1, -1)]
         return (weights * mx.stack(rows, axis=2)).sum(axis=2)
@@ -129,9 +130,8 @@ class _Layer(Module):
         self.input_layernorm = RMSNorm(config.width, config.eps)
         self.post_attention_layernorm = RMSNorm(config.width, config.eps)
         self._context_norm = config.context_norm
-        if config.convolution is not None:
-            self.attention_conv = _Convolved(config.width, config.convolution)
-            self.mlp_conv = _Convolved(config.width, config.convolution)
+        if config.convolved:
+            self.attention_conv, self.mlp_conv = _Convolved(config), _Convolved(config)
 
     def remember(self, x: mx.array, cache: KVRows, starts: mx.array) -> None:
         self.self_attn.remember(self.input_layernorm(x) if self._context_norm else x, cache, starts)
@@ -154,21 +154,21 @@ class _Selector(Module):
     """The selector of DFlash 2. It adds to the logits of the best tokens at a place how well they follow the draft
     before them, and leaves out all other tokens."""
 
-    def __init__(self, config: DFlashConfig, sizes: Selector) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         Module.__init__(self)
-        self.predecessor_codebook = Embedding(config.vocab_size, sizes.rank)
-        self.successor_codebook = Embedding(config.vocab_size, sizes.rank)
-        self.hidden_projection = Linear(config.width, sizes.rank, bias=False)
-        self._count = sizes.candidates
+        self.predecessor_codebook = Embedding(config.vocab_size, config.selector_rank)
+        self.successor_codebook = Embedding(config.vocab_size, config.selector_rank)
+        self.hidden_projection = Linear(config.width, config.selector_rank, bias=False)
+        self._count = config.candidates
 
     def following(self, states: mx.array, logits: mx.array) -> Following:
         best = mx.argpartition(logits, kth=-self._count, axis=-1)[..., -self._count :]
-        scores = mx.take_along_axis(logits, best, axis=-1)
+        scores = mx.take_along_axis(logits, best, axis=-1).astype(mx.float32)
         after = self.successor_codebook(best) * self.hidden_projection(states)[:, :, None]
 
         def following(place: int, before: mx.array) -> mx.array:
             fit = (after[:, place] @ self.predecessor_codebook(before)[..., None]).squeeze(-1)
-            everything = mx.full(logits[:, place].shape, -mx.inf, scores.dtype)
+            everything = mx.full(logits[:, place].shape, -mx.inf)
             return mx.put_along_axis(everything, best[:, place], scores[:, place] + fit, axis=-1)
 
         return following
@@ -200,8 +200,8 @@ class DFlashModule(Module):
             for window, causal in zip(config.windows, config.causal, strict=True)
         ]
         self.norm = RMSNorm(config.width, config.eps)
-        if config.selector is not None:
-            self.candidate_selector = _Selector(config, config.selector)
+        if config.candidates:
+            self.candidate_selector = _Selector(config)
         if config.markov_rank:
             self.markov_head = _Markov(config)
 
@@ -263,8 +263,8 @@ class BlockDraft(NamedTuple):
         each text the token that follows the context. Adds the blocks to the context."""
         masks = [self.config.mask_token] * (count - self.config.anchored)
         embedded = self.target.embed(mx.array([[token, *masks] for token in tokens]))
-        if self.config.scales is not None:
-            embedded = embedded * self.config.scales.embeddings
+        if self.config.embedding_scale != 1.0:
+            embedded = embedded * self.config.embedding_scale
         before, states = mx.array([*tokens]), self.module(embedded, context)[:, -count:]
         if rows is not None:
             before, states = before[mx.array([*rows])], states[mx.array([*rows])]

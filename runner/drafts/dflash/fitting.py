@@ -24,8 +24,7 @@ def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
     """Returns the parts of the target `loaded` that the draft uses. The target may be made of placeholders. Raises
     ModelError if the draft was made for another model, or if the target lacks a part."""
     try:
-        scales = config.scales
-        target = target_of(loaded, None if scales is None else (scales.logits, scales.most))
+        target = target_of(loaded, config.logit_scale)
         rows = target.embed(mx.zeros((1, 1), mx.uint32))
         width, vocab_size = rows.shape[-1], target.unembed(rows).shape[-1]
     except Exception as error:  # a model of another structure may raise any exception

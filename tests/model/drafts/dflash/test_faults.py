@@ -128,6 +128,18 @@ def test_a_draft_for_another_model_is_refused(fault: str, target: LoadedModel, t
     assert mx.array_equal(run(target), before)
 
 
+def test_dspark_leaves_what_its_target_has_and_what_nobody_asks_for(target: LoadedModel, tmp_path: Path) -> None:
+    spare = {"embed_tokens.weight": (274, 64), "model.lm_head.weight": (274, 64), "confidence_head.proj.bias": (1,)}
+
+    def add(weights: Weights) -> None:
+        weights |= {name: mx.zeros(shape) for name, shape in spare.items()}
+
+    plain, more = (write(tmp_path / str(place), DSPARK, {}, each) for place, each in enumerate((nothing, add)))
+    models = [open_draft(str(directory), directory).model for directory in (plain, more)]
+    assert models[0].total_bytes == models[1].total_bytes
+    load_dflash(models[1], target)
+
+
 OTHERS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "gpt2": (lambda root: write_source(root, "gpt2"), "the model lacks a part that the draft shares (KeyError: "),
     "deepseek_v41": (lambda root: write_checkpoint(root, "deepseek_v41"), "and those of the model return "),
