@@ -31,8 +31,7 @@ from runner.model.module_config import text_config
 from runner.model.opened import OpenedModel, open_checkpoint
 from runner.model.sources.checkpoint import ModelCheckpoint
 from runner.model.weights.assembly import placeholders
-from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.loading import LoadedModel, assemble_part, load_part, plan_part
+from runner.model.weights.loading import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import parameters_of
 
@@ -327,7 +326,7 @@ def _sizes_of(opened: OpenedModel) -> AssistantSizes:
 
 def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedModel) -> None:
     """Raises ModelError unless an assistant fits the target. `loaded` is the target; it may be made of placeholders."""
-    rehearsed, places = _assembled(opened, placeholders(opened)), places_of(loaded.module)
+    rehearsed, places = assemble_assistant(opened, placeholders(opened)), places_of(loaded.module)
     width = cast("int", target_of(loaded).norm["weight"].shape[0])
     backbone = _sizes_of(opened).backbone
     if backbone != width:
@@ -355,7 +354,7 @@ def load_assistant(
     and the errors of the first forward.
 
     `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left."""
-    module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
+    module = load_part(opened, partial(assemble_assistant, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)
     kinds = frozenset(_kinds_of(opened))
     assistant = Assistant(module, target_of(loaded), places_of(loaded.module), kinds, loaded.suppressed)
@@ -363,13 +362,7 @@ def load_assistant(
     return AssistantDrafter(opened.name, assistant)
 
 
-def plan_assistant(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[AssistantModule, DtypePlan]:
-    """Returns the assistant made of placeholders, and the types of its weights. Raises ModelError if a tensor does not
-    fit, or if the weights exceed `budget_bytes`."""
-    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
-
-
-def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantModule:
+def assemble_assistant(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantModule:
     """Builds the assistant's module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
     return assemble_part(opened, lambda weights: (_built(opened), weights), arrays)
 

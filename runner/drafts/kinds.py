@@ -1,15 +1,22 @@
 """The kinds of models that draft and come in packages of their own. Each kind has functions that recognise, open, check
 and load a model. Import this module only if there is such a model, since it imports the modules of all kinds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from mlx.nn.layers.base import Module
 
-from runner.drafts.assistant import check_assistant, is_assistant, load_assistant, open_assistant, plan_assistant
+from runner.drafts.assistant import (
+    assemble_assistant,
+    check_assistant,
+    is_assistant,
+    load_assistant,
+    open_assistant,
+)
 from runner.drafts.dflash.dflash_config import ARCHITECTURES, open_dflash
-from runner.drafts.dflash.fitting import check_dflash, load_dflash, plan_dflash
+from runner.drafts.dflash.fitting import assemble_dflash, check_dflash, load_dflash
 from runner.drafts.drafting import DraftModel
 from runner.drafts.own_model import load_own_model, plan_own_model
 from runner.errors import ModelError
@@ -19,10 +26,13 @@ from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.sources.checkpoint import ModelCheckpoint
 from runner.model.sources.ollama_store import open_stored_draft
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.loading import LoadedModel
+from runner.model.weights.loading import LoadedModel, plan_part
+from runner.model.weights.packed import Arrays
 from runner.tokenizer import Tokenizer, open_tokenizer
 
 _FILE = "tokenizer.json"
+_FOREIGN = ("dflash_config", "draft_vocab_size", "markov_rank", "speculators_model_type")
+"""Fields that only models have which draft from hidden states of their target."""
 _MOST_MORE = 512  # the most tokens by which the vocabularies of two models of one family may differ in length
 
 
@@ -50,6 +60,12 @@ def _check_assistant(draft: OpenedModel, target: OpenedModel, loaded: LoadedMode
     check_assistant(draft, target, loaded)
     if draft.file(_FILE) is not None:
         check_vocabulary(draft, target, tokenizer)
+
+
+def _plan_of(
+    assemble: Callable[[OpenedModel, Mapping[str, Arrays]], Module],
+) -> Callable[..., tuple[Module, DtypePlan]]:
+    return lambda draft, dtype, budget_bytes: plan_part(draft, partial(assemble, draft), dtype, budget_bytes)
 
 
 class DraftKind(NamedTuple):
@@ -81,10 +97,10 @@ KINDS = (
         lambda architecture, _: architecture in ARCHITECTURES,
         open_dflash,
         lambda draft, _, loaded, __: check_dflash(draft, loaded),
-        plan_dflash,
+        _plan_of(assemble_dflash),
         load_dflash,
     ),
-    DraftKind(is_assistant, open_assistant, _check_assistant, plan_assistant, load_assistant),
+    DraftKind(is_assistant, open_assistant, _check_assistant, _plan_of(assemble_assistant), load_assistant),
     _OWN_MODEL,
 )
 """A model is of the first kind that recognises it. The last kind recognises all models."""
@@ -118,6 +134,6 @@ def _recognised(checkpoint: ModelCheckpoint) -> FoundDraft:
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     kind = next(kind for kind in KINDS if kind.recognise(architecture, config))
-    if kind is _OWN_MODEL and "dflash_config" in config:
-        raise ModelError(f"{architecture} drafts from what the model has computed, which is not supported")
+    if kind is _OWN_MODEL and any(field in config for field in _FOREIGN):
+        raise ModelError(f"drafts of the kind {architecture} are not supported; docs/drafts.md lists those that are")
     return FoundDraft(kind, kind.open(checkpoint))

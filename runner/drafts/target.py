@@ -31,26 +31,26 @@ class Target(NamedTuple):
     layers: Sequence[Module]
 
 
-def target_of(loaded: LoadedModel) -> Target:
-    """Returns the parts of a loaded model. Computes nothing, so the model may be made of placeholders."""
+def target_of(loaded: LoadedModel, scale: tuple[float, float] | None = None) -> Target:
+    """Returns the parts of a loaded model. `scale` has a factor for logits and then a limit, 0 for none, which replace
+    the model's own. Computes nothing, so the model may be made of placeholders."""
     text = cast("Module", getattr(loaded.module, "language_model", loaded.module))
     inner = text["model"] if "model" in text else text["backbone"]
     table = inner["embed_tokens"] if "embed_tokens" in inner else inner["embeddings"]
-    scale = getattr(inner, "embed_scale", 1.0)
+    factor, args = getattr(inner, "embed_scale", 1.0), getattr(text, "args", None)
+    own = getattr(args, "output_multiplier", 1.0), getattr(args, "final_logit_softcapping", None) or 0.0
     return Target(
-        getattr(text, "args", None),
-        table if scale == 1.0 else lambda tokens: table(tokens) * scale,
-        _output(text.get("lm_head", table.as_linear), text, loaded.suppressed),
+        args,
+        table if factor == 1.0 else lambda tokens: table(tokens) * factor,
+        _output(text.get("lm_head", table.as_linear), *(scale or own), loaded.suppressed),
         cast("Module", inner.get("norm", inner.get("norm_f"))),  # may be None: DFlash drafts need no norm
         inner["layers"],
     )
 
 
-def _output(project: Map, text: Module, suppressed: Collection[int]) -> Map:
+def _output(project: Map, factor: float, most: float, suppressed: Collection[int]) -> Map:
     """Returns the output layer with the scaling that some models apply to their logits. Drafts are drawn like the
     target's tokens: from logits on another scale they would hardly ever be right."""
-    args = getattr(text, "args", None)
-    factor, most = getattr(args, "output_multiplier", 1.0), getattr(args, "final_logit_softcapping", None)
 
     def unembed(states: mx.array) -> mx.array:
         logits = project(states)

@@ -1,12 +1,14 @@
 """The network of a DFlash draft, the context to which its layers attend, and the drafter that uses both."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu, softplus
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.rope_utils import initialize_rope
@@ -16,7 +18,7 @@ from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
 from runner.drafts.dflash.dflash_config import DFlashConfig
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.hidden_states import RowDrafter, RowText, padded, read_drafts
-from runner.drafts.target import Draw, Target
+from runner.drafts.target import Draw, Map, Target
 
 
 class OptionalTensors(NamedTuple):
@@ -28,6 +30,8 @@ class OptionalTensors(NamedTuple):
     """True if the outputs of each tapped layer have a norm of their own."""
     biases: bool
     """True if queries, keys and values have biases."""
+    sinks: bool = False
+    """True if each head of attention has a sink: a logit without a value."""
 
 
 class BlockContext(NamedTuple):
@@ -50,6 +54,7 @@ class _Attention(Module):
         self.k_norm = RMSNorm(config.head_width, config.eps)
         if parts.gates:
             self.g_proj = Linear(config.width, config.heads, bias=False)
+        self.attention_sink_bias = mx.zeros(config.heads) if parts.sinks else None
         self._width = config.head_width
         self._window = window
         self._causal = causal
@@ -67,8 +72,9 @@ class _Attention(Module):
         mask = cache.make_mask(x.shape[1], window_size=self._window, causal=self._causal)
         queries = self._rope(self._split(self.q_norm, self.q_proj(x)), offset=starts + cache.offset)
         keys, values = self.remember(x, cache, starts)
-        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._width**-0.5, mask=mask)
-        seen = seen.swapaxes(1, 2)
+        seen = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._width**-0.5, mask=mask, sinks=self.attention_sink_bias
+        ).swapaxes(1, 2)
         if "g_proj" in self:
             gates = softplus(self.g_proj(x).astype(mx.float32)).astype(seen.dtype)
             seen = seen * gates[..., None]
@@ -91,6 +97,31 @@ class _Perceptron(Module):
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class _Convolved(Module):
+    """The two convolutions of DFlash 2 around a branch of a layer. Each row weighs itself and the rows before it in the
+    block. The weights depend on the row that goes into the branch."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        Module.__init__(self)
+        self.base_kernel = mx.zeros((2, config.convolved, config.width))
+        factors = 2 * config.convolved * (config.width // config.group)
+        self.kernel_projection = Linear(config.width, factors, bias=False)
+        self._rows, self._group = config.convolved, config.group
+
+    def around(self, branch: Map, x: mx.array) -> mx.array:
+        """Returns the branch of the rows `x` [B, L, D] of blocks, with a convolution before it and one after it."""
+        own = self.kernel_projection(x).reshape(*x.shape[:2], 2, self._rows, -1)
+        weights = mx.repeat(own, self._group, axis=-1) + self.base_kernel.astype(x.dtype)
+        return self._sums(branch(self._sums(x, weights[:, :, 0])), weights[:, :, 1])
+
+    def _sums(self, x: mx.array, weights: mx.array) -> mx.array:
+        """Returns the weighted sums of rows. `weights` [B, L, R, D] has those of a row, of the row before it, etc."""
+        before = self._rows - 1
+        padded = mx.pad(x, [(0, 0), (before, 0), (0, 0)])
+        rows = [padded[:, back : back + x.shape[1]] for back in range(before, -1, -1)]
+        return (weights * mx.stack(rows, axis=2)).sum(axis=2)
+
+
 class _Layer(Module):
     def __init__(self, config: DFlashConfig, parts: OptionalTensors, window: int, *, causal: bool) -> None:
         Module.__init__(self)
@@ -99,13 +130,60 @@ class _Layer(Module):
         self.input_layernorm = RMSNorm(config.width, config.eps)
         self.post_attention_layernorm = RMSNorm(config.width, config.eps)
         self._context_norm = config.context_norm
+        if config.convolved:
+            self.attention_conv, self.mlp_conv = _Convolved(config), _Convolved(config)
 
     def remember(self, x: mx.array, cache: KVRows, starts: mx.array) -> None:
         self.self_attn.remember(self.input_layernorm(x) if self._context_norm else x, cache, starts)
 
     def __call__(self, x: mx.array, cache: KVRows, starts: mx.array) -> mx.array:
-        x = x + self.self_attn(self.input_layernorm(x), cache, starts)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        attention = partial(self.self_attn, cache=cache, starts=starts)
+        x = x + self._branch("attention_conv", attention, self.input_layernorm(x))
+        return x + self._branch("mlp_conv", self.mlp, self.post_attention_layernorm(x))
+
+    def _branch(self, convolution: str, branch: Map, x: mx.array) -> mx.array:
+        return self[convolution].around(branch, x) if convolution in self else branch(x)
+
+
+Following = Callable[[int, mx.array], mx.array]
+"""`following(place, before)` returns lazy logits [B, V] of the draft at a place of a block. `before` has the drafts at
+the place before it, uint32 [B]; at place 0, the last tokens of the texts."""
+
+
+class _Selector(Module):
+    """The selector of DFlash 2. It adds to the logits of the best tokens at a place how well they follow the draft
+    before them, and leaves out all other tokens."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        Module.__init__(self)
+        self.predecessor_codebook = Embedding(config.vocab_size, config.selector_rank)
+        self.successor_codebook = Embedding(config.vocab_size, config.selector_rank)
+        self.hidden_projection = Linear(config.width, config.selector_rank, bias=False)
+        self._count = config.candidates
+
+    def following(self, states: mx.array, logits: mx.array) -> Following:
+        best = mx.argpartition(logits, kth=-self._count, axis=-1)[..., -self._count :]
+        scores = mx.take_along_axis(logits, best, axis=-1).astype(mx.float32)
+        after = self.successor_codebook(best) * self.hidden_projection(states)[:, :, None]
+
+        def following(place: int, before: mx.array) -> mx.array:
+            fit = (after[:, place] @ self.predecessor_codebook(before)[..., None]).squeeze(-1)
+            everything = mx.full(logits[:, place].shape, -mx.inf)
+            return mx.put_along_axis(everything, best[:, place], scores[:, place] + fit, axis=-1)
+
+        return following
+
+
+class _Markov(Module):
+    """The head of DSpark. It adds to the logits of all tokens at a place how well they follow the draft before them."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        Module.__init__(self)
+        self.markov_w1 = Embedding(config.vocab_size, config.markov_rank)
+        self.markov_w2 = Linear(config.markov_rank, config.vocab_size, bias=False)
+
+    def following(self, states: mx.array, logits: mx.array) -> Following:  # noqa: ARG002
+        return lambda place, before: logits[:, place] + self.markov_w2(self.markov_w1(before))
 
 
 class DFlashModule(Module):
@@ -122,6 +200,10 @@ class DFlashModule(Module):
             for window, causal in zip(config.windows, config.causal, strict=True)
         ]
         self.norm = RMSNorm(config.width, config.eps)
+        if config.candidates:
+            self.candidate_selector = _Selector(config)
+        if config.markov_rank:
+            self.markov_head = _Markov(config)
 
     def remember(self, features: mx.array, context: BlockContext) -> None:
         """Adds tokens to the context (lazy). `features` [B, S, T D] are the outputs of T tapped layers side by side."""
@@ -136,6 +218,14 @@ class DFlashModule(Module):
         for layer, cache in zip(self.layers, context.layers, strict=True):
             x = layer(x, cache, starts)
         return cast("mx.array", self.norm(x))
+
+    def following(self, states: mx.array, logits: mx.array) -> Following:
+        """Returns the function that maps drafts to the logits after them. `states` [B, N, D] and `logits` [B, N, V] are
+        those of the drafts of blocks."""
+        for name in ("candidate_selector", "markov_head"):
+            if name in self:
+                return cast("Following", self[name].following(states, logits))
+        return lambda place, _: logits[:, place]
 
     def _projected(self, features: mx.array) -> mx.array:
         if "aux_hidden_norms" in self:
@@ -166,12 +256,23 @@ class BlockDraft(NamedTuple):
         """Returns the empty layers of a context for `rows` texts."""
         return [KVRows(None, [[]] * rows, [0] * rows) for _ in self.config.windows]
 
-    def logits(self, tokens: Sequence[int], count: int, context: BlockContext) -> mx.array:
-        """Returns the lazy logits [B, count, V] of the `count` tokens after `tokens`. `tokens` has for each text the
-        token that follows the context. Adds the blocks to the context."""
-        blocks = mx.array([[token, *[self.config.mask_token] * count] for token in tokens])
-        states = self.module(self.target.embed(blocks), context)
-        return self.target.unembed(states[:, 1:])
+    def draft(
+        self, tokens: Sequence[int], count: int, context: BlockContext, draw: Draw, rows: Sequence[int] | None = None
+    ) -> list[mx.array]:
+        """Returns the lazy drafts, `count` arrays uint32 [B], of the texts in `rows`, or of all texts. `tokens` has for
+        each text the token that follows the context. Adds the blocks to the context."""
+        masks = [self.config.mask_token] * (count - self.config.anchored)
+        embedded = self.target.embed(mx.array([[token, *masks] for token in tokens]))
+        if self.config.embedding_scale != 1.0:
+            embedded = embedded * self.config.embedding_scale
+        before, states = mx.array([*tokens]), self.module(embedded, context)[:, -count:]
+        if rows is not None:
+            before, states = before[mx.array([*rows])], states[mx.array([*rows])]
+        following = self.module.following(states, self.target.unembed(states))
+        drafts = list[mx.array]()
+        for place in range(count):
+            drafts.append(before := draw(following(place, before)))
+        return drafts
 
 
 class BlockText(RowText):
@@ -257,15 +358,13 @@ class BlockDrafter(RowDrafter[BlockText]):
         if any(text not in self._rows for text in texts):
             self.turn_to(texts)
         self._read({text: answer.position for answer, text in zip(answers, texts, strict=True)})
-        most = min(most, self.dflash.config.block - 1)
+        most = min(most, self.dflash.config.most_drafts)
         rows = [self._rows.index(text) for text in texts]
         tokens = [0] * len(self._rows)  # texts that lack tokens keep their rows, with token 0
         for row, answer in zip(rows, answers, strict=True):
             tokens[row] = answer.session.recorded[-1]
-        logits = self.dflash.logits(tokens, most, self._context)
-        if len(rows) < len(tokens):
-            logits = logits[mx.array(rows)]
-        return read_drafts([draw(logits[:, place]) for place in range(most)])
+        chosen = rows if len(rows) < len(tokens) else None
+        return read_drafts(self.dflash.draft(tokens, most, self._context, draw, chosen))
 
     @property
     def _context(self) -> BlockContext:

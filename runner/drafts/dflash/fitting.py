@@ -12,9 +12,8 @@ from runner.drafts.hidden_states import text_rows
 from runner.drafts.target import Tap, Target, target_of
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
-from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.loading import LoadedModel, assemble_part, load_part, plan_part
+from runner.model.weights.loading import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
 
 _FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
@@ -25,7 +24,7 @@ def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
     """Returns the parts of the target `loaded` that the draft uses. The target may be made of placeholders. Raises
     ModelError if the draft was made for another model, or if the target lacks a part."""
     try:
-        target = target_of(loaded)
+        target = target_of(loaded, config.logit_scale)
         rows = target.embed(mx.zeros((1, 1), mx.uint32))
         width, vocab_size = rows.shape[-1], target.unembed(rows).shape[-1]
     except Exception as error:  # a model of another structure may raise any exception
@@ -49,12 +48,6 @@ def check_dflash(opened: OpenedModel, loaded: LoadedModel) -> None:
     block_target(read_dflash_config(opened.config, opened.architecture), loaded)
 
 
-def plan_dflash(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[DFlashModule, DtypePlan]:
-    """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if a tensor does not fit,
-    or if the weights exceed `budget_bytes`."""
-    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
-
-
 def load_dflash(
     opened: OpenedModel, loaded: LoadedModel, dtype: str = "keep", budget_bytes: int | None = None
 ) -> BlockDrafter:
@@ -62,7 +55,7 @@ def load_dflash(
     forward. `dtype` is as for `weights.loading.load`; `budget_bytes` is the part of the budget that is left."""
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded)
-    module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes)
+    module = load_part(opened, partial(assemble_dflash, opened), "the draft", dtype, budget_bytes)
     draft = BlockDraft(config, module, target)
     _try(draft, loaded)
     return BlockDrafter(opened.name, draft)
@@ -82,10 +75,10 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
         raise ModelError(f"it draws on layers that return {list(wanted)}, and those of the model return {found}")
     context = BlockContext(draft.make_layers(1), [0])
     draft.module.remember(mx.zeros(wanted, features.dtype), context)
-    mx.eval(draft.logits([0], 1, context))
+    mx.eval(draft.draft([0], min(2, draft.config.most_drafts), context, partial(mx.argmax, axis=-1)))
 
 
-def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModule:
+def assemble_dflash(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModule:
     """Builds the draft's module with `arrays`, which stay lazy. Raises ModelError if a tensor does not fit."""
     config = read_dflash_config(opened.config, opened.architecture)
     names = opened.tensors.keys()
@@ -95,6 +88,7 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModul
         gates=any(name.endswith("self_attn.g_proj.weight") for name in names),
         tap_norms=any(name.startswith("aux_hidden_norms.") for name in names),
         biases=any(name.endswith(("q_proj.bias", "qkv_proj.bias")) for name in names),
+        sinks=any(name.endswith("self_attn.attention_sink_bias") for name in names),
     )
     rows = config.heads * config.head_width, config.key_heads * config.head_width
 

@@ -12,8 +12,10 @@ from scripts.tools.models.checkpoints import VOCABULARY_SIZE, write_weights
 from scripts.tools.models.sources_form import Config
 
 DRAFT, LAGUNA, GLIMMER = "DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"
-ARCHITECTURES = (DRAFT, LAGUNA, GLIMMER)
+DFLASH2, DSPARK = "DFlash2DraftModel", "DSparkDraftModel"
+ARCHITECTURES = (DRAFT, LAGUNA, GLIMMER, DFLASH2, DSPARK)
 BLOCK = 6
+_NESTED = ("causal", "num_target_layers", "attention_sink_bias", "sample_from_anchor")
 
 
 def dflash_config(architecture: str, changes: Mapping[str, object] | None = None) -> Config:
@@ -26,6 +28,10 @@ def dflash_config(architecture: str, changes: Mapping[str, object] | None = None
         sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32}
         config |= {"model_type": "laguna", "gating": "per-head", "draft_vocab_size": VOCABULARY_SIZE, **sliding}
         nested |= {"causal": True}
+    if architecture == DFLASH2:
+        nested |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 12}
+    if architecture == DSPARK:
+        nested |= {"markov_rank": 8}
     if architecture == GLIMMER:
         sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6}
         rope = {"rope_theta": 10000.0, "rope_type": "default"}
@@ -33,7 +39,8 @@ def dflash_config(architecture: str, changes: Mapping[str, object] | None = None
         for key in ("dflash_config", "vocab_size", "rope_theta"):
             del config[key]
     for key, value in (changes or {}).items():
-        place = nested if key in ("causal", "num_target_layers") and architecture != GLIMMER else config
+        inner = key in nested or key in _NESTED
+        place = nested if inner and architecture != GLIMMER else config
         place[key] = value
         if value is None:
             del place[key]
@@ -42,7 +49,12 @@ def dflash_config(architecture: str, changes: Mapping[str, object] | None = None
 
 def dflash_weights(config: Config, seed: int = 0) -> dict[str, mx.array]:
     mx.random.seed(seed)
-    return {name: _weight(shape) for name, shape in _shapes(config).items()}
+    weights = {name: _weight(shape) for name, shape in _shapes(config).items()}
+    for name, array in weights.items():
+        if "_conv." in name:  # published convolutions change little
+            own = (mx.arange(array.shape[1]) == 0)[:, None] if array.ndim == 3 else 0
+            weights[name] = array / 5 + own
+    return weights
 
 
 def write_dflash(directory: Path, architecture: str, changes: Mapping[str, object] | None = None) -> Path:
@@ -81,8 +93,22 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     if architecture == LAGUNA:
         shapes |= {f"aux_hidden_norms.{place}.weight": (width,) for place in range(len(taps))}
         projections = {"qkv": queries + 2 * keys, "g": _int(config, "num_attention_heads")}
+    kernel = 2 * _int(own, "conv_kernel_size") if architecture == DFLASH2 else 0
+    if architecture == DFLASH2:
+        table = (_int(config, "vocab_size"), _int(own, "selector_rank"))
+        shapes |= {f"candidate_selector.{part}_codebook": table for part in ("predecessor", "successor")}
+        shapes["candidate_selector.hidden_projection.weight"] = (table[1], width)
+    if architecture == DSPARK:
+        table = (_int(config, "vocab_size"), _int(own, "markov_rank"))
+        shapes |= {f"markov_head.markov_w{part}.weight": table for part in (1, 2)}
     for layer in range(_int(config, "num_hidden_layers")):
         attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
+        for part in ("attention", "mlp") if kernel else ():
+            shapes[f"layers.{layer}.{part}_conv.base_kernel"] = (2, kernel // 2, width)
+            groups = width // _int(own, "conv_group_size")
+            shapes[f"layers.{layer}.{part}_conv.kernel_projection.weight"] = (kernel * groups, width)
+        if own.get("attention_sink_bias"):
+            shapes[f"{attention}.attention_sink_bias"] = (_int(config, "num_attention_heads"),)
         shapes |= {f"{attention}.{part}_proj.weight": (rows, width) for part, rows in projections.items()}
         shapes |= {f"{attention}.{part}_norm.weight": (head,) for part in "qk"}
         shapes |= {f"{mlp}.{part}_proj.weight": (inner, width) for part in ("gate", "up")}

@@ -19,6 +19,7 @@ from runner.drafts.target import target_of
 from runner.engine.generation import Forward
 from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import parameters_of
+from scripts.tools.models.dflash import DFLASH2, DRAFT, DSPARK
 from scripts.tools.models.tiny import VOCAB, spread, tiny, words
 from tests.lib.tiny_engine import RandomPolicy, RequestSpec, TinyEngine, oracle_answer, plain_forward
 from tests.lib.told_drafts import STRATEGIES
@@ -134,8 +135,8 @@ class Broken(Stranger):
 class Prompted(BlockDrafter):
     """Drafts blocks, and puts the right tokens in place of the first ones of every other block."""
 
-    def __init__(self, target: str) -> None:
-        super().__init__("a draft", tiny_draft(target))
+    def __init__(self, target: str, architecture: str = DRAFT) -> None:
+        super().__init__("a draft", tiny_draft(target, architecture=architecture))
         self._target = target
         self.asked: RequestSpec | None = None
         """The first request of a conversation."""
@@ -175,6 +176,7 @@ MODELS: dict[str, Callable[[str], DraftModel]] = {
     "a stranger": lambda _: Stranger(),
     "one that cannot draft": lambda _: Broken(3),
     "blocks": Prompted,
+    "blocks, one draft after the other": lambda target: Prompted(target, DFLASH2),
 }
 ASSISTANTS: dict[str, Callable[[], Noting]] = {
     "every token": lambda: Noting(tiny_assistant()),
@@ -200,6 +202,8 @@ TOGETHER: dict[str, tuple[str, Callable[[], DraftModel]]] = {
     "blocks": ("llama", lambda: BlockDrafter("blocks", tiny_draft("llama"))),
     "blocks behind windows": ("gemma3", lambda: BlockDrafter("blocks", tiny_draft("gemma3"))),
     "blocks behind states": ("qwen3_next", lambda: BlockDrafter("blocks", tiny_draft("qwen3_next"))),
+    "blocks of DFlash 2": ("llama", lambda: BlockDrafter("blocks", tiny_draft("llama", architecture=DFLASH2))),
+    "blocks of DSpark": ("gemma3", lambda: BlockDrafter("blocks", tiny_draft("gemma3", architecture=DSPARK))),
     "itself": ("llama", lambda: own_model("llama")),
     "one with windows": ("llama", lambda: own_model("gemma3")),
     "one with states": ("gemma3", lambda: own_model("qwen3_next")),

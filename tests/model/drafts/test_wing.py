@@ -30,7 +30,7 @@ LARGE = 1 << 40
 REFUSALS = {
     "another vocabulary": "its vocabulary differs from the model's: token 7 is ",
     "no tokenizer": "load tokenizer config: no tokenizer.json",
-    "a block of another kind": "DFlash2DraftModel drafts from what the model has computed, which is not supported",
+    "a block of another kind": "drafts of the kind Gemma4DSparkModel are not supported; docs/drafts.md lists those",
     "not there": "no such file or directory",
     "a tensor short": "lacks 1 tensors: model.layers.0.self_attn.q_proj.weight",
     "too large": "the weights take ",
@@ -63,7 +63,7 @@ def spoil(draft: Path, how: str) -> Path:
         (draft / "tokenizer.json").unlink()
     elif how == "a block of another kind":
         (draft / "config.json").write_text(
-            json.dumps({**config, "architectures": ["DFlash2DraftModel"], "dflash_config": {}})
+            json.dumps({**config, "architectures": ["Gemma4DSparkModel"], "markov_rank": 256})
         )
     elif how == "not there":
         return draft.parent / "nowhere"

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE
+from scripts.tools.models.dflash import DFLASH2, DRAFT, DSPARK, GLIMMER, LAGUNA
 
 RECORDED = Path(__file__).parent / "recorded.safetensors"
 CASES: dict[str, tuple[str, Mapping[str, object]]] = {
@@ -25,8 +26,34 @@ CASES: dict[str, tuple[str, Mapping[str, object]]] = {
     ),
     "laguna": (LAGUNA, {}),
     "glimmer": (GLIMMER, {}),
+    "dflash 2": (DFLASH2, {}),
+    "dflash 2, through windows, with longer sums and on scales of its own": (
+        DFLASH2,
+        {
+            "layer_types": ["sliding_attention"] * 2, "sliding_window": 32, "conv_kernel_size": 3, "selector_top_k": 5,
+            "input_embedding_scale": 0.5, "output_multiplier": 0.6, "final_logit_softcapping": 2.0,
+        },
+    ),
+    "dspark": (DSPARK, {"rope_is_neox_style": False}),
+    "dspark with sinks, behind the last token": (
+        DSPARK,
+        {
+            "causal": True, "attention_sink_bias": True, "sample_from_anchor": False, "dspark_bonus_anchor": True,
+            "partial_rotary_factor": 0.25,
+        },
+    ),
 }  # fmt: skip
 """Name -> architecture, and changes of its config."""
+CHAINED = [name for name, (architecture, _) in CASES.items() if architecture in (DFLASH2, DSPARK)]
+"""Those whose drafts depend on the drafts before them: these are recorded, too."""
+ANCHOR = 7
+"""The last token of every text."""
+
+
+def tables() -> tuple[mx.array, mx.array]:
+    """The embeddings of all tokens, and the output layer."""
+    embeddings, output = (mx.random.normal((VOCABULARY_SIZE, 64), key=mx.random.key(seed)) for seed in (100, 101))
+    return embeddings, output / 16
 
 
 class Step(NamedTuple):

@@ -1,23 +1,37 @@
 """A draft computes what mlx-vlm makes of the same weights, however it is stored."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
 
 from runner.drafts.dflash.drafter import BlockContext, BlockDraft
-from runner.drafts.dflash.fitting import load_dflash
+from runner.drafts.dflash.fitting import block_target, load_dflash
 from runner.drafts.hidden_states import padded
 from runner.drafts.kinds import open_draft, open_own_draft
 from runner.model import open_model
-from runner.model.weights.loading import load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
-from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA, dflash_config, dflash_weights, write_dflash
+from scripts.tools.models.dflash import (
+    DFLASH2,
+    DRAFT,
+    DSPARK,
+    GLIMMER,
+    LAGUNA,
+    dflash_config,
+    dflash_weights,
+    write_dflash,
+)
 from scripts.tools.models.layouts import plan
 from scripts.tools.models.store import add_draft, source_tensors, write_store
 from scripts.tools.models.tensors import Quantization, rounded
-from tests.model.drafts.dflash.cases import CASES, RECORDED, steps
+from tests.model.drafts.answers import greedy
+from tests.model.drafts.dflash.cases import ANCHOR, CASES, CHAINED, RECORDED, steps, tables
 from tests.model.drafts.dflash.conftest import Load
 
 
@@ -51,6 +65,33 @@ def test_a_draft_computes_what_mlx_vlm_does(name: str, part: int, loaded_draft: 
     found = blocks(draft, part)
     assert found.shape == wanted.shape
     assert mx.abs(found - wanted).max() < 1e-5 * mx.abs(wanted).max()
+
+
+def told_target(*, scaled: bool) -> LoadedModel:
+    """A target with the recorded tables."""
+    target, inner = Module(), Module()
+    embeddings, output = tables()
+    inner.embed_tokens, inner.layers = Embedding(*embeddings.shape), [Linear(1, 1), Linear(1, 1)]
+    target.model, target.lm_head = inner, Linear(64, len(output), bias=False)
+    inner.embed_tokens.weight, target.lm_head.weight = embeddings, output
+    target.args = SimpleNamespace(output_multiplier=9.0, final_logit_softcapping=0.1) if scaled else None
+    return LoadedModel(target)
+
+
+@pytest.mark.parametrize("name", CHAINED)
+def test_drafts_follow_each_other_as_in_mlx_vlm(name: str, loaded_draft: Load, tmp_path: Path) -> None:
+    """DFlash 2 scales logits as its config says, whatever the target does."""
+    architecture, changes = CASES[name]
+    config, module, _ = loaded_draft(write_dflash(tmp_path, architecture, changes))
+    draft = BlockDraft(config, module, block_target(config, told_target(scaled=architecture == DFLASH2)))
+    wanted = cast("dict[str, mx.array]", mx.load(str(RECORDED)))[f"{name}: drafts"]
+    context, seen, found = context_of(draft, 0), 0, list[mx.array]()
+    for step in steps():
+        module.remember(step.features, context)
+        seen += step.features.shape[1]
+        found += draft.draft([ANCHOR], step.embedded.shape[1] - 1, context, greedy)
+        stand(context, seen)
+    assert mx.concatenate(found).tolist() == wanted.tolist()
 
 
 def test_a_context_may_begin_anywhere(loaded_draft: Load, tmp_path: Path) -> None:
@@ -100,7 +141,10 @@ def test_what_is_forgotten_is_not_seen(loaded_draft: Load, tmp_path: Path) -> No
     assert mx.allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(("architecture", "quantization"), [(DRAFT, "int8"), (LAGUNA, "nvfp4"), (GLIMMER, "int8")])
+@pytest.mark.parametrize(
+    ("architecture", "quantization"),
+    [(DRAFT, "int8"), (LAGUNA, "nvfp4"), (GLIMMER, "int8"), (DFLASH2, "int8"), (DSPARK, "int8")],
+)
 def test_packed_layers_of_a_store_compute_the_same(
     architecture: str, quantization: Quantization, tmp_path: Path
 ) -> None:

@@ -22,18 +22,20 @@ from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
 from scripts.tools.models.tiny import VOCAB, tiny
+from tests.model.drafts.answers import greedy
 
 CHANGES: dict[str, object] = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": VOCAB}
 
 
-def tiny_draft(kind: str, changes: Mapping[str, object] | None = None) -> BlockDraft:
+def tiny_draft(kind: str, changes: Mapping[str, object] | None = None, architecture: str = DRAFT) -> BlockDraft:
     """A draft for the tiny model of a kind."""
-    config = read_dflash_config(dflash_config(DRAFT, {**CHANGES, **(changes or {})}), DRAFT)
+    config = read_dflash_config(dflash_config(architecture, {**CHANGES, **(changes or {})}), architecture)
     mx.random.seed(1)
     module = DFlashModule(config, OptionalTensors(gates=False, tap_norms=False, biases=False))
-    module.load_weights(
-        [(name, array * 2 if array.ndim == 2 else array) for name, array in parameters_of(module).items()]
-    )
+    found = parameters_of(module).items()
+    drawn = [(name, mx.random.normal(array.shape)) for name, array in found if array.ndim == 3]
+    module.load_weights([(name, array * 2 if array.ndim == 2 else array) for name, array in found])
+    module.load_weights(drawn, strict=False)
     mx.eval(list(parameters_of(module).values()))
     return BlockDraft(config, module, block_target(config, tiny_target(kind)))
 
@@ -43,13 +45,20 @@ def tiny_target(kind: str) -> LoadedModel:
 
 
 def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], count: int) -> mx.array:
-    """The logits [count, V] of the tokens behind a text, by one forward over all of it."""
+    """The logits [count, V] of the best tokens behind a text, by one forward over all of it."""
     tap = Tap(draft.tapped, len(text))
     _, features = tap.observe(lambda: loaded.logits(mx.array([text[:-1]]), loaded.make_layers()))
     assert features is not None
     context = BlockContext(draft.make_layers(1), [0])
     draft.module.remember(features, context)
-    return draft.logits(text[-1:], count, context)[0]
+    found = list[mx.array]()
+
+    def draw(logits: mx.array) -> mx.array:
+        found.append(logits)
+        return greedy(logits)
+
+    draft.draft(text[-1:], count, context, draw)
+    return mx.concatenate(found)
 
 
 Coming = Callable[[Sequence[int]], Sequence[int]]
