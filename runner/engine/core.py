@@ -44,7 +44,7 @@ class Observer:
         """Notes that `cache` is about to be replaced."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class CoreParts:
     """The model, its tokenizer, and the other parts with which a request is computed. Owner: the engine thread."""
 

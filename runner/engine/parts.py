@@ -30,7 +30,7 @@ Post = Callable[[Callable[[], None] | None], None]
 """A function that makes the engine thread call the given function between two slices. None only wakes the engine."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class WingCounts:
     """The functions that return the counts of wings. While a wing is off, its function returns zeros."""
 
@@ -40,7 +40,7 @@ class WingCounts:
     embeddings: Callable[[], EmbeddingCounts] = EmbeddingCounts
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Parts(CoreParts):
     """The parts of an engine. `runner.assemble.assemble` sets the parts from top to bottom. Between its steps, each
     wing reads the parts set so far, and sets or wraps its own. Any thread may use `tokenizer`, `vision` and `formats`;

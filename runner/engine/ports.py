@@ -4,7 +4,7 @@ that stand for a wing that is off. Owner: the engine thread, unless a class says
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -299,13 +299,12 @@ class WingEndpoint(NamedTuple):
     """Checks a body, given as the pieces in which it arrived."""
 
 
-@dataclass(frozen=True)
-class EncoderUse:
+class EncoderUse(NamedTuple):
     """The uses of a model that makes no text. Empty for a model that makes text. Any thread may read it."""
 
     makes: str = ""
     """The results that the model makes instead of text, and the endpoint for them."""
-    endpoints: Mapping[str, WingEndpoint] = field(default_factory=dict)
+    endpoints: Mapping[str, WingEndpoint] = {}
     """The endpoints by path."""
     dimensions: Sequence[int] = ()
     """The sizes to which an embedding may be cut."""

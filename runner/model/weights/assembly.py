@@ -130,7 +130,8 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
             raise
         except Exception as error:
             missing = ", ".join(field for field, value in defaults.items() if value is None)
-            notes = ", ".join(filter(None, (f"it lacks {missing}" if missing else "", *dict.fromkeys(odd))))
+            unlikely = dict.fromkeys(each for fields in odd for each in fields)
+            notes = ", ".join(filter(None, (f"it lacks {missing}" if missing else "", *unlikely)))
             text = " ".join(str(error).split())  # to one line: MLX may list all types that it accepts
             why = f"{type(error).__name__}: {text:.200}{f' ({notes})' if notes else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error

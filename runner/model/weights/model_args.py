@@ -5,6 +5,7 @@ read a config is patched.
 """
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,17 +23,18 @@ _MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
 
 
 @contextmanager
-def fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
+def fill_model_args() -> Iterator[tuple[Defaults, list[Iterator[str]]]]:
     """Fills in missing fields of configs that mlx-lm's classes read in the block, or raises a ModelError that names
     fields without a default. Yields the defaults used so far, and the fields with odd values. Only the thread that owns
     MLX must use this function: it patches mlx-lm."""
     defaults: Defaults = {}
-    odd: list[str] = []
+    odd: list[Iterator[str]] = []
     genuine = BaseModelArgs.__dict__[_METHOD]
 
     def from_dict(cls: type[Any], config: Mapping[str, object]) -> object:
-        odd.extend(_odd_fields(cls, config))
-        return genuine.__func__(cls, _completed(cls, config, defaults))
+        odd.append(_odd_fields(cls, config))
+        wanted = inspect.signature(cls).parameters  # mlx-lm finds them anew for each field: a quarter of a small load
+        return cls(**{name: value for name, value in _completed(cls, config, defaults).items() if name in wanted})
 
     setattr(BaseModelArgs, _METHOD, classmethod(from_dict))
     try:
