@@ -90,7 +90,7 @@ class Node:
     def mark(self, site: Site) -> None:
         """Notes the site of the node's end, where layers may return."""
         self.site = site
-        self.checkpoint |= site is not Site.BRANCH
+        self.checkpoint = True
 
     def only_child(self) -> "Node | None":
         """Returns the child if there is exactly one, otherwise None."""

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 
 import mlx.core as mx
@@ -116,7 +116,8 @@ class Session:
         self.failed = self.cache_invalid = True
         self.sequence.page_out()
         self.cache_invalid = False
-        with self.sequence.passing(count, self._checkpoints_before(self.position + count)):
+        inside = self._checkpoints_before(self.position + count) if count > 1 else ()
+        with self.sequence.passing(count, inside) if inside else nullcontext():
             yield
         self.cache_invalid = True
         self.sequence.count_forward(count)

@@ -134,7 +134,8 @@ class TrieCache:
             # Of a conversation that outgrows the budget only the beginning is kept.
             session.checkpoints = [each for each in planned if most is None or facts.bytes_of(each.at) <= most]
             if session.checkpoints and session.checkpoints[0].at == node.end:
-                node.checkpoint |= session.checkpoints.pop(0).site is not Site.BRANCH
+                node.checkpoint = True
+                session.checkpoints.pop(0)
         self.sequences.sessions.append(session)
         return session
 
