@@ -41,8 +41,8 @@ def learned(habits: Habits, site: Site) -> Habits:
 
 
 class Checkpoint(NamedTuple):
-    """An offset at which the prefill stops. The node that ends there is kept even if it has only one child, unless the
-    site is a branch."""
+    """An offset at which tails and states are kept. The node that ends there stays even if it has only one child,
+    unless the site is a branch."""
 
     at: int
     site: Site
