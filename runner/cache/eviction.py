@@ -175,6 +175,8 @@ class BudgetEnforcer:
             sequences.evict_parked()
         else:
             return
+        for sequence in sequences.all:
+            sequence.page_out_passed()  # a live snapshot frees nothing if it is evicted
         if sequences.end is not None:
             if sequences.sessions:
                 sequences.evict_kept()
@@ -190,7 +192,8 @@ class BudgetEnforcer:
             if victim is sequences.end or (victim.locks and ledger.nbytes <= least):
                 continue
             held_bytes = ledger.nbytes
-            if victim.children:
+            if (child := victim.only_child()) is not None:
+                sequences.claim(victim, child)
                 self._trie.merge(victim)
             else:
                 self._trie.remove(victim)

@@ -85,10 +85,8 @@ class SequenceLayers:
         for state in self.states:  # in groups: all copies together would need as much memory again
             if copies := state.page_out():
                 group.append((state, copies))
-                if (
-                    sum(array.nbytes for _, each in group for copy in each for array in copy.owned.arrays)
-                    > TOGETHER_BYTES
-                ):
+                arrays = [array for _, each in group for copy in each for array in copy.owned.arrays]
+                if sum(array.nbytes for array in arrays) > TOGETHER_BYTES:
                     self._complete(group)
                     group = []
         self._complete(group)
@@ -153,6 +151,11 @@ class SequenceLayers:
         for state, each in mark.marks:
             state.revert(each, to)
         self.position = to
+
+    def page_out_passed(self) -> None:
+        """Pages out the states at offsets inside the last forward, if there are any."""
+        if any(state.passed_arrays() for state in self.states):
+            self.page_out_unsliceable()
 
     def page_out_unsliceable(self) -> None:
         """Pages out the live snapshots of the layers that are not sliceable. Called before these layers move."""

@@ -114,6 +114,14 @@ class LiveSequences:
             else:
                 self._evict(former)
 
+    def claim(self, *nodes: Node) -> None:
+        """Makes the snapshots of nodes on a running path live in one sequence, so that joining them copies nothing."""
+        for session in self.sharing:
+            if {*nodes} <= {*session.node.path()}:
+                for node in nodes:
+                    resume.make_live(session.sequence, node)
+                return
+
     def _is_mostly_its_own(self, end: Node) -> bool:
         """Returns True if a sequence that stands at `end` shares less than half of its tokens with any other
         sequence."""

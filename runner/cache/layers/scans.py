@@ -35,17 +35,17 @@ class StateRecorder:
         """The forward is over `count` tokens. `stops` are the numbers of tokens after which states are needed."""
         self._count = count
         self._stops = stops
-        self._made: dict[int, tuple[mx.array, Callable[..., StateAfter | None]]] = {}
-        """The id of an array -> the array, which is held so that no other array gets this id, and a function from the
-        state before the forward to the result of `state_after`."""
+        self._made: dict[int, tuple[mx.array, object, StateAfter]] = {}
+        """The id of a state -> the state, which is held so that no other array gets this id; the state that it was
+        computed from, or Ellipsis if it needs none; and a function that computes such states."""
 
     def scan(self, call: ScanCall) -> tuple[object, object]:
         """Computes the call of a scan, in pieces that end at the stops."""
         bound = call.bound().arguments
         rows = [row for name in call.rows if isinstance(row := bound.get(name), mx.array)]
-        states: dict[int, mx.array] = {}
+        before, states = bound.get(call.before), dict[int, mx.array]()
         if self._stops and all(row.shape[call.axis] == self._count for row in rows):
-            outputs, begin, after = list[mx.array](), 0, bound.get(call.before)
+            outputs, begin, after = list[mx.array](), 0, before
             for end in (*self._stops, self._count):
                 output, after = _piece(call, begin, end, after)
                 outputs.append(cast("mx.array", output))
@@ -53,7 +53,8 @@ class StateRecorder:
             output = mx.concatenate(outputs, axis=call.axis)
         else:
             output, after = call.function(*call.args, **call.kwargs)
-        self._made[id(after)] = cast("mx.array", after), partial(_from_scan, call, states, self._stops)
+        if states or not self._stops:
+            self._made[id(after)] = cast("mx.array", after), before, partial(_scanned, call, states)
         return output, after
 
     def index(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -62,8 +63,10 @@ class StateRecorder:
         def recorded(array: mx.array, index: object) -> mx.array:
             part = function(array, index)
             if (axis := _end_axis(array, part, index)) is not None:
-                earlier, least = array.shape[axis] - self._count, min(self._stops, default=1)
-                self._made[id(part)] = part, partial(_from_rows, array, axis, part.shape[axis], earlier, least)
+                earlier, kept = array.shape[axis] - self._count, part.shape[axis]
+                # Without earlier rows, as for a shift by one token, the first tokens have too few.
+                if earlier == kept or (earlier == 0 and kept <= min(self._stops, default=1)):
+                    self._made[id(part)] = part, ..., partial(_last_rows, array, axis, earlier, kept)
             return part
 
         return recorded
@@ -74,7 +77,7 @@ class StateRecorder:
         def recorded(array: mx.array, *args: bool, **kwargs: object) -> mx.array:
             copy = function(array, *args, **kwargs)
             if id(array) in self._made:
-                self._made[id(copy)] = copy, self._made[id(array)][1]
+                self._made[id(copy)] = copy, *self._made[id(array)][1:]
             return copy
 
         return recorded
@@ -86,37 +89,25 @@ class StateRecorder:
     def state_after(self, before: mx.array | None, after: mx.array | None) -> StateAfter | None:
         """Returns a function that computes states within the forward. `before` and `after` are the states around it.
         Returns None if the recorded calls do not show how `after` came about."""
-        return self._made[id(after)][1](before) if id(after) in self._made else None
+        _, start, found = self._made.get(id(after), (None, None, None))
+        return found if start is before or start is ... else None
 
 
-def _from_scan(
-    call: ScanCall, states: dict[int, mx.array], stops: Sequence[int], before: mx.array | None
-) -> StateAfter | None:
-    if call.bound().arguments.get(call.before) is not before or not states.keys() >= {*stops}:
-        return None
-
-    def state_after(tokens: int, of: mx.array | None) -> mx.array:
-        start = before if of is None or before is None else before[of]
-        return states[tokens] if tokens in states else cast("mx.array", _piece(call, 0, tokens, start, of)[1])
-
-    return state_after
+def _scanned(call: ScanCall, states: dict[int, mx.array], tokens: int, of: mx.array | None) -> mx.array:
+    """Returns the state after some tokens of a scan, which passed `states`."""
+    if tokens in states:
+        return states[tokens]
+    before = call.bound().arguments.get(call.before)
+    start = before[of] if of is not None and isinstance(before, mx.array) else before
+    return cast("mx.array", _piece(call, 0, tokens, start, of)[1])
 
 
-def _from_rows(
-    rows: mx.array, axis: int, kept: int, earlier: int, least: int, before: mx.array | None
-) -> StateAfter | None:
-    """The array has `earlier` rows for the tokens before the forward. At least `least` tokens are asked for."""
-    del before  # a convolution reads it as the first of the rows
-    if earlier != kept and not (earlier == 0 and kept <= least):  # a shift by one row keeps a row of its input
-        return None
-
-    def last_rows(tokens: int, of: mx.array | None) -> mx.array:
-        end = earlier + tokens
-        part = (rows if of is None else rows[of])[(slice(None),) * axis + (slice(end - kept, end),)]
-        # A slice, and even a copy of it, could keep all rows alive. (Our kernels join only the rows of a small slice.)
-        return mx.take(part, mx.arange(kept), axis)
-
-    return last_rows
+def _last_rows(rows: mx.array, axis: int, earlier: int, kept: int, tokens: int, of: mx.array | None) -> mx.array:
+    """Returns the last of the rows up to `tokens`; `earlier` rows are of tokens before the forward."""
+    end = earlier + tokens
+    part = (rows if of is None else rows[of])[(slice(None),) * axis + (slice(end - kept, end),)]
+    # A slice, and even a copy of it, could keep all rows alive. (Our kernels join only the rows of a small slice.)
+    return mx.take(part, mx.arange(kept), axis)
 
 
 def _end_axis(array: mx.array, part: mx.array, index: object) -> int | None:
@@ -160,10 +151,6 @@ class StateReads:
     def known(self) -> bool:
         """True if the states after the needed numbers of tokens can be computed."""
         return bool(self._functions)
-
-    def at_stops(self) -> Iterator[tuple[int, States]]:
-        """Yields each stop with the states there (lazy); nothing unless the states are `known`."""
-        return ((stop, self.states_after([stop])) for stop in self.stops if self.known)
 
     def states_after(self, counts: Sequence[int]) -> States:
         """Returns the states after the first tokens of the forward (lazy). `counts` has the number of tokens for each

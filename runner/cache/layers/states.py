@@ -10,7 +10,7 @@ import mlx.core as mx
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.scans import StateReads, States
-from runner.cache.layers.snapshot import Ledger, Owned, StateSnapshot, own
+from runner.cache.layers.snapshot import Copy, Ledger, Owned, StateSnapshot, own
 
 
 class CountedState(LayerState):
@@ -88,7 +88,8 @@ class RecurrentState(CountedState):
     def __init__(self, layer: object, ledger: Ledger) -> None:
         super().__init__(layer, ledger)
         self.passed: dict[int, States] = {}
-        """The states at offsets in the last forward. They own their bytes, and models write into no state."""
+        """The states at offsets in the last forward, until they are paged out. They own their bytes, and models write
+        into no state."""
         self._reads: StateReads | None = None
 
     def holds(self, at: int) -> bool:
@@ -99,8 +100,9 @@ class RecurrentState(CountedState):
         return self._reads
 
     def count_tokens(self, count: int) -> None:
-        reads, self._reads = self._reads, None
-        self.passed = {self.offset + stop: states for stop, states in reads.at_stops()} if reads else {}
+        reads, self._reads, self.passed = self._reads, None, {}
+        if reads is not None and reads.known:
+            self.passed = {self.offset + stop: reads.states_after([stop]) for stop in reads.stops}
         super().count_tokens(count)
         if count > _FEW:
             # A convolution state is often a slice, which keeps all arrays of the forward alive.
@@ -139,9 +141,12 @@ class RecurrentState(CountedState):
         return self.layer.cache if at == self.offset else self.passed[at]
 
     def copy_tokens(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
-        passed = self.passed.get(stop)
-        states = [*passed] if passed else _owned(self.layer.cache)
+        states = _owned(self.layer.cache) if stop == self.offset else [*self.passed[stop]]
         return Owned(states, [x for x in states if x is not None])
+
+    def page_out(self) -> list[Copy]:
+        copies, self.passed = super().page_out(), {}
+        return copies
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
         self._check_none_live()

@@ -1,5 +1,6 @@
 """A prefill passes checkpoints inside its forwards, and leaves the same there as one that stops at each."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from unittest.mock import patch
@@ -169,6 +170,26 @@ def test_others_share_what_an_open_session_has_passed(name: str) -> None:
     session.close()
     check_trie(cache)
     check_equal(model, ask(model, cache, prompt, say=3), ask_uncached(model, prompt, say=3))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba2", "qwen3_next"])
+def test_no_forward_leaves_more_than_the_budget_and_what_runs(name: str) -> None:
+    """Under budgets from one byte to several conversations: what runs is the layers, and an eighth for checkpoints."""
+    model, chance = tiny(name), random.Random(5)
+    facts, policy = model.facts, CheckpointPolicy(gap=1, first_distance=4)
+    for budget in [1, *(chance.randrange(facts.bytes_of(6 * PROMPT)) for _ in range(9))]:
+        cache = TrieCache(replace(facts), budget, policy)
+        for turn in range(3):
+            sessions = [cache.begin([*words(20 * turn), *words(PROMPT, seed=chance.randrange(9))]) for _ in range(2)]
+            while waiting := [each for each in sessions if each.position < each.total - 1]:
+                session = chance.choice(waiting)
+                compute(model, session, session.next_forward(chance.choice([2, 9, PROMPT])))
+                layers = sum(state.nbytes for each in sessions for state in each.sequence.states)
+                least = max(budget // 8, 2 * cache.sequences.facts.point_bytes)
+                assert cache.nbytes <= max(budget, layers + least)
+            for session in sessions:
+                session.close()
+            check_trie(cache)
 
 
 def test_a_detached_session_neither_stops_nor_holds_states() -> None:

@@ -30,7 +30,7 @@ def test_the_leader_stops_for_each_of_its_followers(family: str) -> None:
     while first.session.next_forward(100):
         positions.append(first.read(chunks=1).session.position)
     assert positions == [40, 50, 60, 79]
-    assert users.shape == "0-40 [40-50 [50-60]]"
+    assert users.shape == "0-40* [40-50* [50-60*]]"
     for stop in stops:
         assert users.begin([*PREFIX[:stop], 7]).session.cached == stop
 
