@@ -24,9 +24,9 @@ class EvictionOrder:
     """The node with the largest product of idle time and weight is evicted first; of nodes used at the same time, the
     deepest. Evicting a leaf removes it; evicting a node with one child merges the node into the child.
 
-    If all layers are sliceable, the least recently used leaf is evicted first. Evicting an inner node would gain
-    nothing: its tokens would only move into the child. A use of a node counts for its whole path, so no node was used
-    later than its parent.
+    If all layers are sliceable, leaves are evicted: the tokens of an inner node would only move into the child. A use
+    of a node counts for its whole path. The weight depends on the chance alone: a chat that drops its thinking does not
+    come back to an answer, and what no request has used yet may be of a conversation that has ended.
 
     For a model with states or tails, the weight of a node is the bytes that its eviction frees, divided by the tokens
     to compute again and by the chance that a request resumes there. A node with one child can lose its state; a node at
@@ -39,6 +39,7 @@ class EvictionOrder:
     _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: weights that differ by less than 9 % count as equal
     _LEAST = 0.1  # the chance of a checkpoint that no request has used yet
+    _PASSED = 1.25  # the chance of tokens that a request has used, over that of others
 
     def __init__(self, slots: Collection[int] = ()) -> None:
         """`slots` are the slots of layers that are not sliceable: merging a node frees these layers' snapshots."""
@@ -53,19 +54,20 @@ class EvictionOrder:
         return not node.children or (len(node.children) == 1 and self._freed(node) > 0)
 
     def weight(self, node: Node) -> float:
-        """Returns the factor by which the node's idle time is multiplied. There are about a hundred different
-        weights."""
-        if not self._slots:
-            return 1.0
-        freed = self._freed(node)
-        if not freed:
+        """Returns the factor of the node's idle time in the product. There are about a hundred different weights."""
+        saved = self._freed(node) / (len(node.tokens) + self._FORWARD) if self._slots else 1.0
+        if not saved:
             return 0.0
-        exact = log2(freed / (len(node.tokens) + self._FORWARD) / self._chance(node))
+        exact = log2(saved / self._chance(node))
         return float(2 ** (floor(self._STEPS * exact) / self._STEPS))
 
     def _chance(self, node: Node) -> float:
-        """Returns the chance that the next request through the node resumes at its end. Requests that go on after the
-        last node of a conversation return to that node, too. Few requests return to an answer that was passed."""
+        """Returns the chance that the next request through the node resumes at its end; for sliceable layers, that it
+        uses the node, up to a common factor. Requests that go on after the last node of a conversation return to that
+        node, too. Few requests return to an answer that was passed."""
+        if not self._slots:
+            share = max(self._LEAST, node.habits[Site.END]) if node.site is Site.END else 1.0
+            return share * self._PASSED if node.passed else share
         nearest = max(node.site, Site.BEFORE) if node.children else Site.END
         return max(self._LEAST, sum(node.habits[nearest : node.site + 1]))
 

@@ -40,7 +40,7 @@ class Node:
     children."""
 
     __slots__ = (
-        *("checkpoint", "children", "end", "habits", "locks", "parent"),
+        *("checkpoint", "children", "end", "habits", "locks", "parent", "passed"),
         *("site", "restored", "slots", "stored", "tokens", "used"),
     )
 
@@ -58,9 +58,11 @@ class Node:
         self.checkpoint = False
         """True if layers may return to the end of this node: the node stays even if it has only one child."""
         self.site = Site.END
-        """The site of the node's end in the prompt that made the node."""
+        """The site of the node's end in the prompt that made the node. For sliceable layers, END: the last answer."""
         self.habits: Habits = parent.habits if parent else PRIOR
         """The habits of the conversations that pass through the node."""
+        self.passed = False
+        """True if a request has gone on at the end of the node or below."""
         self.used = 0
         """The tick of the trie's clock at the last use of the node."""
         self.locks = 0

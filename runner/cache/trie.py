@@ -91,7 +91,7 @@ class PrefixTrie:
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
         upper.used, upper.locks = node.used, node.locks
-        upper.restored, upper.site = node.restored, node.site
+        upper.restored, upper.site, upper.passed = node.restored, node.site, node.passed
         upper.stored, node.stored = min(node.stored, at), max(0, node.stored - at)
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
@@ -191,7 +191,7 @@ class PrefixTrie:
     def learn(self, node: Node) -> None:
         """Notes in the habits along the path to `node` that a request went on at its end. Does nothing at a root."""
         for each in node.path() if node.parent is not None else ():
-            each.habits = learned(each.habits, node.site)
+            each.habits, each.passed = learned(each.habits, node.site), True
             self.changed.add(each)
 
     def _append(self, parent: Node, tokens: Tokens) -> Node:

@@ -127,8 +127,8 @@ class TrieCache:
         session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._go_back, self._close)
         session.first = first
         self.trie.lock(node)
+        self.trie.learn(node)
         if not sequence.sliceable:
-            self.trie.learn(node)
             facts, most = self.sequences.facts, self.budget_bytes
             planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most))
             # Of a conversation that outgrows the budget only the beginning is kept.
@@ -252,13 +252,15 @@ class TrieCache:
         self.sequences.release(sequence, end)
         self.trie.merge_needless(*end.path()[1:-1])
         if sequence.sliceable:
-            self._divide(end)
+            self._divide(end, session.total)
         self.sequences.flush()
         self.enforce_budget()
 
-    def _divide(self, end: Node) -> None:
-        """Splits the path to `end` into pieces, which are evicted one by one. Copies nothing while the path is live."""
+    def _divide(self, end: Node, answer: int) -> None:
+        """Splits the path to `end` into pieces to evict, also at `answer`. Copies nothing while the path is live."""
+        self.trie.cut([each for each in end.path() if each.start < answer], answer)
         for node in end.path()[1:]:
+            node.site = Site.END if node.start >= answer else Site.BEFORE
             for at in range(node.start - node.start % _PIECE + _PIECE, node.end, _PIECE):
                 self.trie.split(node, at - node.start).checkpoint = True
 

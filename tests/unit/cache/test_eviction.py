@@ -126,6 +126,20 @@ def test_a_point_where_the_conversation_went_on_stays(went_on: Site, first: str)
     assert tree.going(WORTH)[0] == first
 
 
+@pytest.mark.parametrize(("went_on", "gone"), [(Site.BEFORE, ["abc", "d", "ab"]), (Site.END, ["d", "abc", "ab"])])
+def test_tokens_that_are_seldom_used_again_go_first(went_on: Site, gone: list[str]) -> None:
+    """The answers of a chat that drops its thinking, and then what no request has used yet. An agent's answers stay."""
+    tree = Tree("ab", "d")
+    tree.at["ab"].site = went_on
+    for _ in range(20):
+        tree.trie.learn(tree.at["ab"])
+    tree.at["ab"].site = tree.at["d"].site = Site.BEFORE
+    tree.add("abc")
+    tree.trie.now += 8
+    assert tree.trie.split(tree.at["ab"], 1).passed
+    assert tree.going(LEAF) == [*gone, "?"]
+
+
 def test_an_answer_that_was_passed_is_worth_less_than_the_last() -> None:
     tree = Tree("a", "ab")
     passed, last = WORTH.weight(tree.at["a"]), WORTH.weight(tree.at["ab"])
@@ -163,7 +177,7 @@ class Story:
 
     def step(self) -> None:
         choice, nodes = self.choice, list(self.trie.nodes())
-        kind = choice.choice(("say", "say", "touch", "lock", "unlock", "own", "cut", "compact", "look"))
+        kind = choice.choice(("say", "say", "touch", "lock", "unlock", "learn", "own", "cut", "compact", "look"))
         if kind == "say" or not nodes:
             self.say()
         elif kind == "touch":
@@ -173,6 +187,8 @@ class Story:
             self.trie.lock(self.locked[-1])
         elif kind == "unlock" and self.locked:
             self.trie.unlock(self.locked.pop(choice.randrange(len(self.locked))))
+        elif kind == "learn":
+            self.trie.learn(choice.choice(nodes))
         elif kind == "own":
             for snapshot in filter(None, choice.choice(nodes).slots):
                 assert isinstance(snapshot, Bytes)

@@ -39,10 +39,7 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     users.turn([*PREFIX, *own(1)])
     users.turn(own(2))  # the first conversation is paged out
     held = users.cache.nbytes
-    inner = users.node([*PREFIX, *own(1), 20, 21]) if family == "K" else users.node(PREFIX)
-    if family == "K":
-        inner = users.trie.trie.split(inner, 5)
-    users.trie.trie.merge(inner)
+    users.trie.trie.merge(users.node([*PREFIX, *own(1)] if family == "K" else PREFIX))
     users.check_trie(None)
     assert users.cache.nbytes == held - gone
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
@@ -64,11 +61,12 @@ def test_a_conversation_loses_only_its_end(monkeypatch: pytest.MonkeyPatch) -> N
     """It was divided while it was live, so nothing is copied."""
     monkeypatch.setattr(trie_cache, "_PIECE", 8)
     users = Conversation("K", "trie", budget=64)
-    users.turn(range(100, 124), [])
-    assert users.shape == "0-8* [8-16* [16-24]]"
+    users.turn(range(100, 124))
+    assert users.shape == "0-8* [8-16* [16-24 [24-26]]]"
     users.turn(range(12), [])
     assert users.cache.nbytes == 2 * (12 + 16)
     assert users.turn(range(100, 124), []).cached == 16
+    assert [node.passed for node in users.node(range(100, 124)).path()[1:]] == [True, True, False]
 
 
 @everyone

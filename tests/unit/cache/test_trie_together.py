@@ -104,7 +104,7 @@ def test_parked_layers_take_over_what_they_share(family: str) -> None:
     shared = users.nodes[0]
     users.begin([*second.recorded, 8]).fail()
     assert first.sequence in users.cache.sequences.parked
-    assert users.nodes == [shared, first.node]
+    assert users.nodes == first.node.path()[1:]
     assert shared.slots[0] in first.sequence.live()
 
 
@@ -152,7 +152,7 @@ def test_what_others_hold_survives_a_failure(family: str) -> None:
     clients[0].fail()
     after = users.held
     assert after == {key: content for key, content in before.items() if len(key[0]) <= 42}
-    assert all(key[0] == (*PREFIX, 20, 21) for key in after)
+    assert all(key[0] == (*PREFIX, 20, 21)[: len(key[0])] for key in after)
     clients[2].fail()
     assert users.held == after
     clients[1].fail()
