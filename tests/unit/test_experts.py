@@ -203,6 +203,9 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
     ]
     for case in cases:
         assert_close(by_kernels(case), wide(by_mlx(case)), 1e-3)  # rows are rounded to 16 bits by the kernels
+    alone = layers.packing.gathered(x[0, :1], layers.layers[0], first[0, 0, 0]).squeeze(-2) * weights[0, 0, 0, None]
+    with pytest.raises(IndexError, match="axis"):
+        alone.sum(axis=-2)
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "and a residual"])
@@ -250,10 +253,10 @@ def test_gradients_of_experts_are_those_of_mlx() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (8,), (2, 70), (1, 3, 20)], ids=str)
 def test_products_with_plain_weights_are_those_of_mlx_in_one_operation(shape: tuple[int, ...]) -> None:
-    weights, bias = made(40, 96), made(40, seed=1)
+    weights, bias, square = made(40, 96), made(40, seed=1), made(96, 96)
     x = made(*shape, 96, seed=2)
     turned = mx.contiguous(x.T).T
-    mx.eval(weights, bias, x, turned)
+    mx.eval(weights, bias, square, x, turned)
     forms: tuple[Form, ...] = (lambda x: x @ weights.T, lambda x: mx.addmm(bias, x, weights.T))
     for form in forms:
         before = calls()
@@ -273,4 +276,7 @@ def test_products_with_plain_weights_are_those_of_mlx_in_one_operation(shape: tu
         mx.addmm(mx.zeros((*shape, 40)), x, weights.T),
         x @ weights.reshape(2, 20, 96)[:1].swapaxes(1, 2),
     )
+    stay = x @ mx.transpose(square, (0, 1))  # which turns nothing
+    mx.eval(stay)
     assert calls() == before
+    assert mx.array_equal(stay, x @ square)
