@@ -7,8 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.activations import silu
+from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.activations import swiglu, swiglu_oai
+from mlx_lm.models.switch_layers import SwitchGLU
 
+from runner.model.forwards import replace_forwards
 from tests.lib.kernels import calls, use
 from tests.unit.test_kernels import PACKINGS, Packing, assert_close, by_kernels, by_mlx, made, wide
 
@@ -179,6 +182,25 @@ def test_experts_are_two_operations_up_to_their_weighted_sum(
         x[0, 3], weights[1, 2, 0] = mx.nan, mx.inf
         odd = ~mx.isfinite(layers(x, experts, weights)).all(axis=-1)
         assert odd.tolist() == [[(row, at) in ((0, 3), (1, 2)) for at in range(7)] for row in range(2)]
+
+
+def test_many_tokens_are_computed_as_few_are() -> None:
+    """mlx-lm sorts the rows of 64 and more, which takes other operations."""
+    replace_forwards()
+    layer = SwitchGLU(64, 64, EXPERTS)
+    quantize(layer, 32, 8)
+    x, weights = made(1, 40, 64), made(1, 40, CHOSEN, seed=1)
+    experts = mx.array(np.random.default_rng(2).integers(0, EXPERTS, weights.shape).astype(np.uint32))
+    mx.eval(layer.parameters(), x, weights, experts)
+
+    def compute(count: int) -> mx.array:
+        each = layer(x[:, :count], experts[:, :count])
+        return (each * weights[:, :count, :, None]).sum(axis=-2)
+
+    before = calls()
+    whole = by_kernels(lambda: compute(40))
+    assert calls() == before + 2
+    assert mx.array_equal(whole[:, :5], compute(5))
 
 
 def test_what_only_looks_like_experts_is_left_alone() -> None:
