@@ -215,6 +215,11 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
     cases: list[Callable[[], mx.array]] = [
         lambda: times(first) + mx.expand_dims(bias[second], -2),
         lambda: mx.sigmoid(times(first)) * times(second),
+        lambda: mx.sigmoid(times(first)) * layers.packing.gathered(rows + 1, layers.layers[0], first),
+        lambda: mx.sigmoid(times(first)) * (times(first) + mx.expand_dims(bias[first], -2)),
+        lambda: times(first) + mx.expand_dims(bias[first], -2) + mx.expand_dims(bias[first], -2),
+        lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-2) + x[:, :1],
+        lambda: (times(first).squeeze(-2) * weights[..., None] * weights[..., None]).sum(axis=-2),
         lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-1),
         lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-2, keepdims=True),
         lambda: times(first).squeeze(-2) * weights[..., None],
@@ -254,6 +259,7 @@ def test_rows_are_scaled_and_added_in_one_operation(added: bool) -> None:
         lambda: mx.sigmoid(numbers) * numbers,
         lambda: mx.sigmoid(x[..., :1]) * x[:1],
         lambda: mx.sigmoid(numbers) * x + y[:1],
+        lambda: mx.sigmoid(numbers) * x + y + x,
     ]
     for case in odd:
         assert np.allclose(by_kernels(case), by_mlx(case), atol=1e-6, equal_nan=True)
