@@ -451,7 +451,7 @@ EXPORT array take_along_axis(const array &a, const array &indices, int axis, Str
 EXPORT array sum(const array &a, const std::vector<int> &axes, bool keepdims, StreamOrDevice s) {
   const int axis = axes.size() == 1 ? axes[0] < 0 ? axes[0] : axes[0] - (int)a.ndim() : 0;
   if (auto total = axis == -1 && keepdims ? chosen_numbers(a, ChosenNumbers::SUM, s) : std::nullopt) return *total;
-  auto *experts = axis == -2 && !keepdims ? operation_of<ExpertProduct>(a) : nullptr;
+  auto *experts = axis == -2 && a.ndim() > 1 && !keepdims ? operation_of<ExpertProduct>(a) : nullptr;
   if (!experts || experts->form != ExpertProduct::WEIGHTED || !serves(s, a)) return own_sum(a, axes, keepdims, s);
   ExpertProduct fused = *experts;
   fused.form = ExpertProduct::SUMMED;
@@ -462,7 +462,7 @@ namespace {
 /* The product with weights that are stored transposed, in one piece; nothing for anything else. */
 Maybe plain_product(const array &x, const array &w, const Maybe &bias, StreamOrDevice s) {
   const array *stored = kernels ? input_of(w, "Transpose") : nullptr;
-  if (!stored || w.ndim() != 2 || x.ndim() < 2 || x.dtype() != float32 || stored->dtype() != float32 || stored->shape(0) != w.shape(1) || x.shape(-1) != w.shape(0) || stored->has_primitive() ||
+  if (!stored || static_cast<const Transpose &>(w.primitive()).state() != std::vector<int>{1, 0} || x.ndim() < 2 || x.dtype() != float32 || stored->dtype() != float32 || stored->shape(0) != w.shape(1) || x.shape(-1) != w.shape(0) || stored->has_primitive() ||
       !stored->is_available() || !stored->flags().row_contiguous || (bias && (bias->dtype() != float32 || bias->ndim() != 1 || bias->shape(0) != w.shape(1))) || !PlainProduct::sgemm() || w.size() == 0 || !serves(s, x))
     return std::nullopt;
   return make(s, PlainProduct{}, float32, bias ? Arrays{x, *stored, *bias} : Arrays{x, *stored});

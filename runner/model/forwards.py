@@ -1,8 +1,9 @@
 """Replaces parts of the forwards of mlx-lm's and mlx-vlm's modules by faster ones with the same results.
 
 mlx-lm computes most recurrences token by token, with several operations each: the functions of `scans` compute all
-tokens at once. `latent` chooses the cheaper form of latent attention. The experts of DBRX are computed together here:
-mlx-lm computes them token by token in Python, and waits for each layer's choice of experts while it builds a forward.
+tokens at once. `latent` chooses the cheaper form of latent attention. On a CPU, rows are not sorted by their experts:
+products do that. The experts of DBRX are computed together here: mlx-lm computes them token by token in Python, and
+waits for each layer's choice of experts while it builds a forward.
 """
 
 import re
@@ -24,13 +25,20 @@ _APART = re.compile(r"(.+\.ffn)\.experts\.(\d+)\.(w1|v1|w2)\.(\w+)")
 _NAMES = {"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"}
 """An expert's layer in mlx-lm's dbrx -> in its layers for several experts."""
 
+_SORTING: Mapping[str, Callable[..., Any]] = {
+    "_gather_sort": lambda own, x, experts: (x, experts, None) if mx.default_device() == mx.cpu else own(x, experts),
+    "_scatter_unsort": lambda own, x, order, *shape: x if order is None else own(x, order, *shape),
+}
+"""mlx-lm sorts the rows of many tokens by their experts. On a CPU products do that, and other operations than those of
+few tokens would round otherwise."""
+
 
 def replace_forwards() -> None:
     """Replaces these parts in all modules of models that were imported so far. Call it after each import of one: a
     module may have imported others, whose classes it uses."""
     for name, module in [*sys.modules.items()]:
         if name.startswith(_MODELS):
-            _replace(module, FUNCTIONS)
+            _replace(module, {**FUNCTIONS, **_SORTING})
             _mend_dbrx(module)
             for kind in vars(module).values():
                 if isinstance(kind, type) and kind.__module__ == name:

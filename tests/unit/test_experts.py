@@ -7,8 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.activations import silu
+from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.activations import swiglu, swiglu_oai
+from mlx_lm.models.switch_layers import SwitchGLU
 
+from runner.model.forwards import replace_forwards
 from tests.lib.kernels import calls, use
 from tests.unit.test_kernels import PACKINGS, Packing, assert_close, by_kernels, by_mlx, made, wide
 
@@ -181,6 +184,25 @@ def test_experts_are_two_operations_up_to_their_weighted_sum(
         assert odd.tolist() == [[(row, at) in ((0, 3), (1, 2)) for at in range(7)] for row in range(2)]
 
 
+def test_many_tokens_are_computed_as_few_are() -> None:
+    """mlx-lm sorts the rows of 64 and more, which takes other operations."""
+    replace_forwards()
+    layer = SwitchGLU(64, 64, EXPERTS)
+    quantize(layer, 32, 8)
+    x, weights = made(1, 40, 64), made(1, 40, CHOSEN, seed=1)
+    experts = mx.array(np.random.default_rng(2).integers(0, EXPERTS, weights.shape).astype(np.uint32))
+    mx.eval(layer.parameters(), x, weights, experts)
+
+    def compute(count: int) -> mx.array:
+        each = layer(x[:, :count], experts[:, :count])
+        return (each * weights[:, :count, :, None]).sum(axis=-2)
+
+    before = calls()
+    whole = by_kernels(lambda: compute(40))
+    assert calls() == before + 2
+    assert mx.array_equal(whole[:, :5], compute(5))
+
+
 def test_what_only_looks_like_experts_is_left_alone() -> None:
     layers = Experts(PACKINGS[7], "of GPT-OSS, with biases")
     first, second = (
@@ -193,6 +215,11 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
     cases: list[Callable[[], mx.array]] = [
         lambda: times(first) + mx.expand_dims(bias[second], -2),
         lambda: mx.sigmoid(times(first)) * times(second),
+        lambda: mx.sigmoid(times(first)) * layers.packing.gathered(rows + 1, layers.layers[0], first),
+        lambda: mx.sigmoid(times(first)) * (times(first) + mx.expand_dims(bias[first], -2)),
+        lambda: times(first) + mx.expand_dims(bias[first], -2) + mx.expand_dims(bias[first], -2),
+        lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-2) + x[:, :1],
+        lambda: (times(first).squeeze(-2) * weights[..., None] * weights[..., None]).sum(axis=-2),
         lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-1),
         lambda: (times(first).squeeze(-2) * weights[..., None]).sum(axis=-2, keepdims=True),
         lambda: times(first).squeeze(-2) * weights[..., None],
@@ -203,6 +230,9 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
     ]
     for case in cases:
         assert_close(by_kernels(case), wide(by_mlx(case)), 1e-3)  # rows are rounded to 16 bits by the kernels
+    alone = layers.packing.gathered(x[0, :1], layers.layers[0], first[0, 0, 0]).squeeze(-2) * weights[0, 0, 0, None]
+    with pytest.raises(IndexError, match="axis"):
+        alone.sum(axis=-2)
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["alone", "and a residual"])
@@ -229,6 +259,7 @@ def test_rows_are_scaled_and_added_in_one_operation(added: bool) -> None:
         lambda: mx.sigmoid(numbers) * numbers,
         lambda: mx.sigmoid(x[..., :1]) * x[:1],
         lambda: mx.sigmoid(numbers) * x + y[:1],
+        lambda: mx.sigmoid(numbers) * x + y + x,
     ]
     for case in odd:
         assert np.allclose(by_kernels(case), by_mlx(case), atol=1e-6, equal_nan=True)
@@ -250,10 +281,10 @@ def test_gradients_of_experts_are_those_of_mlx() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (8,), (2, 70), (1, 3, 20)], ids=str)
 def test_products_with_plain_weights_are_those_of_mlx_in_one_operation(shape: tuple[int, ...]) -> None:
-    weights, bias = made(40, 96), made(40, seed=1)
+    weights, bias, square = made(40, 96), made(40, seed=1), made(96, 96)
     x = made(*shape, 96, seed=2)
     turned = mx.contiguous(x.T).T
-    mx.eval(weights, bias, x, turned)
+    mx.eval(weights, bias, square, x, turned)
     forms: tuple[Form, ...] = (lambda x: x @ weights.T, lambda x: mx.addmm(bias, x, weights.T))
     for form in forms:
         before = calls()
@@ -273,4 +304,7 @@ def test_products_with_plain_weights_are_those_of_mlx_in_one_operation(shape: tu
         mx.addmm(mx.zeros((*shape, 40)), x, weights.T),
         x @ weights.reshape(2, 20, 96)[:1].swapaxes(1, 2),
     )
+    stay = x @ mx.transpose(square, (0, 1))  # which turns nothing
+    mx.eval(stay)
     assert calls() == before
+    assert mx.array_equal(stay, x @ square)

@@ -71,7 +71,8 @@ class KolibriExperts(Experts):
     def __call__(self, x: mx.array) -> mx.array:
         """Returns the output [B, L, D] for `x` [B, L, D]."""
         logits = self.gate(x.astype(mx.float32))
-        chosen = mx.argpartition(-(logits + self.expert_bias), kth=self.most - 1, axis=-1)[..., : self.most]
+        keys = -logits + -self.expert_bias  # a sum with `logits` themselves would multiply by packed weights once more
+        chosen = mx.argpartition(keys, kth=self.most - 1, axis=-1)[..., : self.most]
         weights = mx.sigmoid(mx.take_along_axis(logits, chosen, axis=-1))
         if self.normalizes:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)

@@ -5,6 +5,7 @@ published model in every layout of a store.
 """
 
 import importlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ def test_experts_are_chosen_in_float32() -> None:
     routed = feed(x) - feed.shared_experts(x)
     first, second = (feed.switch_mlp(x, mx.array([[[each]]]))[..., 0, :] * mx.sigmoid(mx.array(1.0)) for each in (0, 1))
     assert mx.abs(routed - first).max() < 0.1 * mx.abs(routed - second).max()
+
+
+def test_a_packed_router_multiplies_once() -> None:
+    feed = module_of(num_experts=3, num_experts_per_tok=2).layers[0].mlp
+    quantize(feed, 32, 8, class_predicate=lambda path, _: path == "gate")
+    graph = io.StringIO()
+    mx.export_to_dot(graph, feed(mx.ones((1, 1, 32))))
+    assert graph.getvalue().count("QuantizedMatmul") == 1
 
 
 @pytest.mark.parametrize("packing", ["", "affine", "mxfp8"])
