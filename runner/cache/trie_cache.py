@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from runner.cache import resume
-from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.checkpoints import CheckpointPolicy, Site
 from runner.cache.eviction import BudgetEnforcer
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
