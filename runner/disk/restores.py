@@ -33,10 +33,10 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
     facts, name = segment.facts, segment.name
     if any(describe(cache.sequences.kept.states[int(slot)]) != known for slot, known in facts.layers.items()):
         raise SegmentError("layers")
-    nbytes = sum(record.nbytes for record in facts.records)
-    fits = _make_room(cache, nbytes)  # before `match`, since this may evict nodes of the prefix
     root, sequences = cache.trie.root(salt), cache.sequences
-    _, matched = cache.trie.match(root, prefix)
+    cache.enforcer.touch(cache.trie.match(root, prefix)[0][-1])
+    fits = _make_room(cache, segment)
+    _, matched = cache.trie.match(root, prefix)  # now, since nodes of the prefix may have been evicted
     entries = name.kind == ENTRIES
     if entries and matched >= name.stop:
         return True
@@ -69,11 +69,15 @@ def buffer_like(segment: Segment) -> memoryview:
     return memoryview(cast("bytes", buffer))
 
 
-def _make_room(cache: TrieCache, nbytes: int) -> bool:
-    """Evicts the least recently used entries until `nbytes` more fit. Returns False if they cannot fit."""
-    budget_bytes = cache.budget_bytes
+def _make_room(cache: TrieCache, segment: Segment) -> bool:
+    """Evicts the least recently used entries until the segment fits. Returns False if it cannot fit."""
+    budget_bytes, nbytes = cache.budget_bytes, sum(record.nbytes for record in segment.facts.records)
     if budget_bytes is None:
         return True
+    if cache.session_bytes(segment.name.stop) > budget_bytes:
+        return False
+    if cache.nbytes + nbytes > budget_bytes and cache.sequences.end is not None:
+        cache.sequences.evict_kept()  # else the conversation that ran last would stay as a whole
     cache.enforcer.enforce(budget_bytes, cache.reserved_bytes + nbytes, 0)
     return cache.nbytes + nbytes <= budget_bytes
 
