@@ -47,10 +47,11 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
     node = cache.trie.extend(root, prefix)[-1]
     node.slots = node.slots or [None] * len(sequences.kept.states)
     for slot, snapshot in held.items():
-        if node.slots[slot] is None:
-            node.slots[slot] = snapshot
-        else:
-            snapshot.close()
+        known = node.slots[slot]
+        better = known is None or snapshot.start < known.start  # of a tail, memory may have only the last tokens
+        node.slots[slot], spare = (snapshot, known) if better else (known, snapshot)
+        if spare is not None:
+            spare.close()
     node.restored = True
     if entries:
         node.stored = len(node.tokens)

@@ -193,6 +193,25 @@ def test_the_restored_prompt_makes_others_give_way(tmp_path: Path) -> None:
     assert small.cache.sequences.end is not None  # nothing gives way to a segment beyond the budget
 
 
+def test_a_tail_from_disk_replaces_the_end_of_one_in_memory(tmp_path: Path) -> None:
+    model, prompt = tiny("gemma3"), words(600)
+    writer = Process(model, tmp_path)
+    writer.ask(prompt)
+    writer.save()
+    reader = Process(model, tmp_path)
+    reader.ask(prompt[:590], say=1)
+    answer = reader.ask(prompt)
+    reader.ask(words(40, 4))
+    for node in [*reader.cache.trie.nodes()]:
+        for slot, held in enumerate(node.slots):
+            if node.end < 596 and held is not None and not reader.cache.sequences.kept.states[slot].sliceable:
+                held.close()
+                node.slots[slot] = None
+    assert reader.cache.reusable_tokens(array("i", prompt), "") < 340
+    assert reader.restore(prompt) == 599
+    check_equal(model, reader.ask(prompt), answer)
+
+
 @pytest.mark.parametrize("kind", ["llama", "quantized", "gemma3", "qwen3_next", "deepseek_v41"])
 def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp_path: Path) -> None:
     """Of each kind of segments one, of other types, shapes, or places."""
