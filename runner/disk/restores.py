@@ -33,10 +33,10 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
     facts, name = segment.facts, segment.name
     if any(describe(cache.sequences.kept.states[int(slot)]) != known for slot, known in facts.layers.items()):
         raise SegmentError("layers")
-    nbytes = sum(record.nbytes for record in facts.records)
-    fits = _make_room(cache, nbytes)  # before `match`, since this may evict nodes of the prefix
     root, sequences = cache.trie.root(salt), cache.sequences
-    _, matched = cache.trie.match(root, prefix)
+    cache.enforcer.touch(cache.trie.match(root, prefix)[0][-1])
+    fits = _make_room(cache, segment)
+    _, matched = cache.trie.match(root, prefix)  # now, since nodes of the prefix may have been evicted
     entries = name.kind == ENTRIES
     if entries and matched >= name.stop:
         return True
@@ -47,10 +47,11 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
     node = cache.trie.extend(root, prefix)[-1]
     node.slots = node.slots or [None] * len(sequences.kept.states)
     for slot, snapshot in held.items():
-        if node.slots[slot] is None:
-            node.slots[slot] = snapshot
-        else:
-            snapshot.close()
+        known = node.slots[slot]
+        better = known is None or snapshot.start < known.start  # of a tail, memory may have only the last tokens
+        node.slots[slot], spare = (snapshot, known) if better else (known, snapshot)
+        if spare is not None:
+            spare.close()
     node.restored = True
     if entries:
         node.stored = len(node.tokens)
@@ -69,11 +70,15 @@ def buffer_like(segment: Segment) -> memoryview:
     return memoryview(cast("bytes", buffer))
 
 
-def _make_room(cache: TrieCache, nbytes: int) -> bool:
-    """Evicts the least recently used entries until `nbytes` more fit. Returns False if they cannot fit."""
-    budget_bytes = cache.budget_bytes
+def _make_room(cache: TrieCache, segment: Segment) -> bool:
+    """Evicts the least recently used entries until the segment fits. Returns False if it cannot fit."""
+    budget_bytes, nbytes = cache.budget_bytes, sum(record.nbytes for record in segment.facts.records)
     if budget_bytes is None:
         return True
+    if cache.session_bytes(segment.name.stop) > budget_bytes:
+        return False
+    if cache.nbytes + nbytes > budget_bytes and cache.sequences.end is not None:
+        cache.sequences.evict_kept()  # else the conversation that ran last would stay as a whole
     cache.enforcer.enforce(budget_bytes, cache.reserved_bytes + nbytes, 0)
     return cache.nbytes + nbytes <= budget_bytes
 

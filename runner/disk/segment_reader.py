@@ -36,10 +36,10 @@ def chain(index: Index, points: PrefixDigests) -> Chain:
 
 
 def branch(index: Index, points: PrefixDigests, start: int, stop: int) -> Chain:
-    """Returns the chain that continues at `stop`. There the prompt parts from a segment that starts at `start`. The
-    chain's first segment starts inside that segment."""
+    """Returns the chain that continues at `stop`. There the prompt parts from a segment that starts at `start`, or
+    memory ends. The chain's first segment starts after `start`."""
     found, at = list[Name](), stop
-    name = _branch(index, points, start + 1, stop)
+    name = _branch(index, points, max(start + 1, stop - MOST_TOKENS), stop)
     while name is not None:
         found.append(name)
         at = name.stop
@@ -163,26 +163,35 @@ class Reader:
     def _plan(self, points: PrefixDigests, wanted: Wanted) -> tuple[list[Name], int]:
         """Returns the segments to read, in the order of the tokens, and the offset to which they restore layers."""
         index = self._store.index
-        kept = chain(index, points)
+        names, stop = self._chain(points, wanted)
         if index.kinds[TAIL] or index.kinds[STATE]:
             most = len(points.tokens) - 1
-            at = deepest_state(index, points, min(most, kept.stop) if index.kinds[ENTRIES] else most)
+            at = deepest_state(index, points, min(most, stop) if index.kinds[ENTRIES] else most)
             if at is None:
                 return [], 0
-            entries = [name for name in kept.names if name.start < at and name.stop > wanted.held]
+            entries = [name for name in names if name.start < at and name.stop > wanted.held]
             return [*entries, *held_at(index, points, at, wanted.needs)], at
-        names, stop = kept
-        best: tuple[int, Name] | None = None
-        for name in partial(index, points, stop)[:_MOST_SIBLINGS]:
-            looked = self._store.read_segment(name, wanted.layers, only_tokens=True)
-            tokens = self._tokens(points, looked) if looked is not None else None
-            if tokens is not None:
-                shared = stop + common_prefix(points.tokens[stop : name.stop], tokens)
-                best = max(best or (stop, name), (shared, name))
-        if best is not None and best[0] > stop:
+        return [name for name in names if name.stop > wanted.held], stop
+
+    def _chain(self, points: PrefixDigests, wanted: Wanted) -> Chain:
+        """Returns the segments that hold the beginning of the prompt, as `chain` does, also where the prompt parts from
+        a segment: the next one may start inside that segment. Memory may have the tokens before the first segment."""
+        index = self._store.index
+        names, stop = chain(index, points)
+        if stop <= wanted.held and (after := branch(index, points, 0, wanted.held)).names:
+            names, stop = after
+        while True:
+            best: tuple[int, Name] | None = None
+            for name in partial(index, points, stop)[:_MOST_SIBLINGS]:
+                looked = self._store.read_segment(name, wanted.layers, only_tokens=True)
+                tokens = self._tokens(points, looked) if looked is not None else None
+                if tokens is not None:
+                    shared = stop + common_prefix(points.tokens[stop : name.stop], tokens)
+                    best = max(best or (stop, name), (shared, name))
+            if best is None or best[0] == stop:
+                return Chain(names, stop)
             rest = branch(index, points, stop, best[0])
             names, stop = [*names, best[1], *rest.names], rest.stop
-        return [name for name in names if name.stop > wanted.held], stop
 
     def _found(self, points: PrefixDigests, wanted: Wanted, name: Name) -> FoundSegment | None:
         segment = self._store.read_segment(name, wanted.layers)

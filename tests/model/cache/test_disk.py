@@ -154,6 +154,64 @@ def test_a_budget_takes_the_beginning_and_keeps_its_bound(tmp_path: Path) -> Non
         reader.ask(prompt[:700])
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+def test_segments_are_found_through_any_number_of_branches(kind: str, tmp_path: Path) -> None:
+    """Each prompt parts from the one before inside a segment that is on disk already."""
+    writer, prompt = Process(tiny(kind), tmp_path), words(600)
+    for seed, at in enumerate((300, 700, 1100), start=1):
+        writer.ask(prompt)
+        writer.save()
+        prompt = [*prompt[:at], *words(500, seed)]
+    writer.ask(prompt)
+    writer.save()
+    assert Process(tiny(kind), tmp_path).restore(prompt) >= len(prompt) - 10
+    if kind == "llama":  # memory has the tokens before a segment that is gone
+        reader = Process(tiny(kind), tmp_path)
+        reader.ask(prompt[:400])
+        for name in list(reader.store.index.names.values()):
+            if name.start == 0:
+                reader.store.reject(name, "torn")
+        assert reader.restore(prompt) == len(prompt) - 1
+
+
+def test_the_restored_prompt_makes_others_give_way(tmp_path: Path) -> None:
+    """Both the conversation that ran last and the older ones, but not what memory has of the prompt itself."""
+    writer, prompt = Process(tiny("llama"), tmp_path), words(800)
+    writer.ask(prompt)
+    writer.save()
+    budget = writer.cache.session_bytes(1150)
+    reader = Process(tiny("llama"), tmp_path, budget)
+    reader.ask(prompt[:300])
+    for seed in (5, 6):
+        reader.ask(words(300, seed))
+    assert reader.restore(prompt) == len(prompt) - 1
+    assert reader.cache.nbytes <= budget
+    assert reader.adopted[0].start == 256
+    small = Process(tiny("llama"), tmp_path, writer.cache.session_bytes(500))
+    small.ask(prompt[:450])
+    small.restore(prompt)
+    assert small.cache.sequences.end is not None  # nothing gives way to a segment beyond the budget
+
+
+def test_a_tail_from_disk_replaces_the_end_of_one_in_memory(tmp_path: Path) -> None:
+    model, prompt = tiny("gemma3"), words(600)
+    writer = Process(model, tmp_path)
+    writer.ask(prompt)
+    writer.save()
+    reader = Process(model, tmp_path)
+    reader.ask(prompt[:590], say=1)
+    answer = reader.ask(prompt)
+    reader.ask(words(40, 4))
+    for node in [*reader.cache.trie.nodes()]:
+        for slot, held in enumerate(node.slots):
+            if node.end < 596 and held is not None and not reader.cache.sequences.kept.states[slot].sliceable:
+                held.close()
+                node.slots[slot] = None
+    assert reader.cache.reusable_tokens(array("i", prompt), "") < 340
+    assert reader.restore(prompt) == 599
+    check_equal(model, reader.ask(prompt), answer)
+
+
 @pytest.mark.parametrize("kind", ["llama", "quantized", "gemma3", "qwen3_next", "deepseek_v41"])
 def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp_path: Path) -> None:
     """Of each kind of segments one, of other types, shapes, or places."""
