@@ -13,7 +13,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/model": 5_660,
     "runner/media": 4_660,
     "runner/drafts": 4_220,
-    "runner/cache": 4_200,
+    "runner/cache": 4_250,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_840,
@@ -33,9 +33,9 @@ CEILINGS: Mapping[str, int] = {
     "runner/cpu": 440,
     "runner/kv_bits": 330,
     "tests": 63_640,
-    "runner": 45_030,
+    "runner": 45_080,
     "scripts": 18_680,
-    "core": 15_980,
+    "core": 16_030,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

@@ -34,11 +34,13 @@ class EvictionOrder:
     nodes around it. A state after a long system prompt saves thousands of tokens; a state between two messages has the
     same bytes and saves a few dozen tokens. By age alone, both would be evicted alike. The chance is taken from the
     habits of the conversation: the answers of a chat that drops its thinking go first, those of an agent go last.
+    Checkpoints of running requests go after all others.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: weights that differ by less than 9 % count as equal
-    _LEAST = 0.1  # the chance of a checkpoint that no request has used yet
+    _LEAST = 0.1  # the chance of a checkpoint that no request has used yet, or that the last request passed
+    _RUNNING = 64  # doublings between the weights of running requests' checkpoints and those of others
 
     def __init__(self, slots: Collection[int] = ()) -> None:
         """`slots` are the slots of layers that are not sliceable: merging a node frees these layers' snapshots."""
@@ -61,11 +63,14 @@ class EvictionOrder:
         if not freed:
             return 0.0
         exact = log2(freed / (len(node.tokens) + self._FORWARD) / self._chance(node))
+        exact -= self._RUNNING if node.locks else 0
         return float(2 ** (floor(self._STEPS * exact) / self._STEPS))
 
     def _chance(self, node: Node) -> float:
         """Returns the chance that the next request through the node resumes at its end. Requests that go on after the
-        last node of a conversation return to that node, too. Few requests return to an answer that was passed."""
+        last node of a conversation return to that node, too. Few requests return to what another has passed."""
+        if node.passed:
+            return self._LEAST
         nearest = max(node.site, Site.BEFORE) if node.children else Site.END
         return max(self._LEAST, sum(node.habits[nearest : node.site + 1]))
 
@@ -75,6 +80,9 @@ class EvictionOrder:
         return sum(held.nbytes for slot in self._slots for held in node.slots[slot : slot + 1] if held is not None)
 
 
+_USE = 16
+"""The age of a node that was just used, in ticks. A request has several ticks: which of its nodes was used first says
+little."""
 _Place: TypeAlias = tuple[int, int, int, Node]
 """The last use of a node, its negative end, a unique number, and the node."""
 
@@ -139,7 +147,7 @@ class Eviction:
 
 
 def _rank(weight: float, used: int, depth: int, now: int) -> tuple[float, int, int]:
-    return (-(now + 1 - used) * weight, used, depth)
+    return (-(now + _USE - used) * weight, used, depth)
 
 
 _SHARE = 8  # checkpoints of running requests may keep an eighth of the budget, even if there is no room for them

@@ -40,7 +40,7 @@ class Node:
     children."""
 
     __slots__ = (
-        *("checkpoint", "children", "end", "habits", "locks", "parent"),
+        *("checkpoint", "children", "end", "habits", "locks", "parent", "passed"),
         *("site", "restored", "slots", "stored", "tokens", "used"),
     )
 
@@ -64,6 +64,8 @@ class Node:
         self.used = 0
         """The tick of the trie's clock at the last use of the node."""
         self.locks = 0
+        self.passed = False
+        """True if the last request through the node went on below it."""
 
     @property
     def start(self) -> int:

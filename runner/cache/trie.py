@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
 
-from runner.cache.checkpoints import learned
+from runner.cache.checkpoints import Site, learned
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
 
@@ -188,10 +188,12 @@ class PrefixTrie:
             node.used = self.now
             self.changed.add(node)
 
-    def learn(self, node: Node) -> None:
-        """Notes in the habits along the path to `node` that a request went on at its end. Does nothing at a root."""
+    def learn(self, node: Node, site: Site) -> None:
+        """Notes along the path to `node`, where the layers of a request stand, that the request left the known tokens
+        at `site`. Does nothing at a root."""
         for each in node.path() if node.parent is not None else ():
-            each.habits = learned(each.habits, node.site)
+            each.habits = learned(each.habits, site)
+            each.passed = each is not node
             self.changed.add(each)
 
     def _append(self, parent: Node, tokens: Tokens) -> Node:

@@ -38,8 +38,10 @@ class Fixed(CheckpointPolicy):
         super().__init__()
         self.points = points
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
-        del branch, most
+    def plan(
+        self, tokens: Sequence[int], cached: int, branch: int, most: int | None, fits: int | None = None
+    ) -> list[Checkpoint]:
+        del branch, most, fits
         return [Checkpoint(at, Site.START) for at in self.points if cached < at < len(tokens)]
 
 
