@@ -65,7 +65,8 @@ def unit_of(kind: str) -> tuple[Kind, int]:
     tails = [state for state in sketch.used.values() if not state.sliceable and not state.whole]
     windows = [state.layer.max_size for state in tails if isinstance(state.layer, RotatingKVCache)]
     window_token = sum(array.nbytes // array.shape[-2] for state in tails for array in state.arrays())
-    token, state = sketch.facts.token_bytes, sketch.facts.state_bytes
+    token = sketch.facts.token_bytes
+    state = sum(each.nbytes for each in sketch.used.values() if each.whole)
     common = gcd(token, window_token, 2 * state)
     unit = (common & -common) // 2
     return Kind(token // unit, window_token // unit, max(windows, default=0), state // unit), unit
