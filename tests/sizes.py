@@ -13,7 +13,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/model": 5_670,
     "runner/media": 4_660,
     "runner/drafts": 4_390,
-    "runner/cache": 4_210,
+    "runner/cache": 4_260,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_850,
@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 440,
     "runner/kv_bits": 330,
-    "tests": 63_940,
-    "runner": 45_230,
+    "tests": 63_990,
+    "runner": 45_280,
     "scripts": 18_700,
-    "core": 16_000,
+    "core": 16_050,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import islice
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 
@@ -48,12 +49,15 @@ class Checkpoint(NamedTuple):
 
 
 _TURNS = 2  # the last messages of a prompt that get a checkpoint at their start
+_FITTING = 1500  # tokens: so far from the largest prompt that fits, a message start is better than that prompt's end
 _BEFORE_END = 4  # tokens: a prompt that comes again may differ in its last few tokens
 
 
 class CheckpointPolicy:
     """Places checkpoints a few tokens before the end; where another prompt diverges; at the starts of the last messages
-    and of the first message after the system prompt; and at distances from the end that grow.
+    and of the first message after the system prompt; at distances from the end that grow; and at further starts of
+    messages, not close to each other, where an edit makes a prompt diverge. A prompt that the budget has no room for
+    gets one more, close below the largest that fits.
 
     Checkpoints that lie close together are merged into the earliest: to continue from there takes little time. No
     checkpoint lies inside an item of media, which some models compute as a whole.
@@ -68,23 +72,34 @@ class CheckpointPolicy:
         self._first_distance = first_distance
         self._gap = gap
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+    def plan(
+        self, tokens: Sequence[int], cached: int, branch: int, most: int | None, fits: int | None = None
+    ) -> list[Checkpoint]:
         """Returns checkpoints from `cached` to the last token of a prompt, in ascending order, at most `most` after
         `cached`. The first checkpoint may be `cached` itself, whose state is worth keeping. The cache knows the first
-        `branch` tokens, not all: another prompt diverges there."""
+        `branch` tokens, not all: another prompt diverges there. It can keep a prompt of `fits` tokens."""
         end = len(tokens)
         starts = self._message_starts(tokens, cached)
         distances = self._distances(starts, self._beginning(tokens, starts, cached), end)
         chosen: dict[int, Site] = {}
         for at, site in (  # the most valuable checkpoints first
+            *((at, Site.START) for at in self._fitting(starts, end, fits)),
             (end - _BEFORE_END, Site.BEFORE),
             (branch, Site.BRANCH),
             *((start, Site.START) for start in starts[: -_TURNS - 1 : -1]),
             *((start, Site.START) for start in starts[:1]),
             *((at, Site.FAR if far else Site.NEAR) for far, at in enumerate(distances)),
+            *((start, Site.FAR) for start in self._apart(starts)),
         ):
             self._choose(chosen, _before_item(tokens, at), site, cached, most)
         return [Checkpoint(at, site) for at, site in sorted(chosen.items())]
+
+    def left(self, tokens: Sequence[int], branch: int, node_end: int, site: Site) -> Site:
+        """Returns the site at which a prompt left what the cache knew, after its first `branch` tokens: the `site` of
+        the node where the layers stand, or the one that was missing between the two."""
+        if branch - node_end < self._gap:
+            return site
+        return Site.FAR if self._turn_tokens.isdisjoint(islice(tokens, node_end + 1, branch + 1)) else Site.START
 
     def _choose(self, chosen: dict[int, Site], at: int, site: Site, cached: int, most: int | None) -> None:
         """Adds a checkpoint to `chosen`, merged with the chosen checkpoints close to it."""
@@ -107,6 +122,20 @@ class CheckpointPolicy:
             if token in self._turn_tokens and not (starts and at - starts[-1] < self._gap):
                 starts.append(at)
         return starts[bisect_left(starts, self._gap) :]
+
+    def _fitting(self, starts: Sequence[int], end: int, fits: int | None) -> list[int]:
+        """Returns the checkpoint to which a prompt of more than `fits` tokens is cut back."""
+        if fits is None or not 0 < fits < end:
+            return []
+        return [max((start for start in starts if fits - _FITTING < start <= fits), default=fits)]
+
+    def _apart(self, starts: Sequence[int]) -> Iterator[int]:
+        """Yields message starts from the last to the first, so that each lies the first distance from the next."""
+        last = inf
+        for start in reversed(starts):
+            if last - start >= self._first_distance:
+                yield start
+                last = start
 
     def _beginning(self, tokens: Sequence[int], starts: Sequence[int], cached: int) -> int:
         """Returns the offset after which to place checkpoints by distance: the end of the system prompt, which prompts

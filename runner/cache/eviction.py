@@ -34,12 +34,14 @@ class EvictionOrder:
     nodes around it. A state after a long system prompt saves thousands of tokens; a state between two messages has the
     same bytes and saves a few dozen tokens. By age alone, both would be evicted alike. The chance is taken from the
     habits of the conversation: the answers of a chat that drops its thinking go first, those of an agent go last.
+    Checkpoints of running requests go after all others.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: weights that differ by less than 9 % count as equal
-    _LEAST = 0.1  # the chance of a checkpoint that no request has used yet
-    _PASSED = 1.25  # the chance of tokens that a request has used, over that of others
+    _LEAST = 0.1  # the chance of a checkpoint that no request has used yet, or that the last request passed
+    _USED = 1.25  # the chance of tokens that a request has used, over that of others
+    _RUNNING = 64  # doublings between the weights of running requests' checkpoints and those of others
 
     def __init__(self, slots: Collection[int] = ()) -> None:
         """`slots` are the slots of layers that are not sliceable: merging a node frees these layers' snapshots."""
@@ -59,15 +61,18 @@ class EvictionOrder:
         if not saved:
             return 0.0
         exact = log2(saved / self._chance(node))
+        exact -= self._RUNNING if self._slots and node.locks else 0
         return float(2 ** (floor(self._STEPS * exact) / self._STEPS))
 
     def _chance(self, node: Node) -> float:
         """Returns the chance that the next request through the node resumes at its end; for sliceable layers, that it
         uses the node, up to a common factor. Requests that go on after the last node of a conversation return to that
-        node, too. Few requests return to an answer that was passed."""
+        node, too. Few requests return to what another has passed."""
         if not self._slots:
             share = max(self._LEAST, node.habits[Site.END]) if node.site is Site.END else 1.0
-            return share * self._PASSED if node.passed else share
+            return share if node.passed is None else share * self._USED
+        if node.passed:
+            return self._LEAST
         nearest = max(node.site, Site.BEFORE) if node.children else Site.END
         return max(self._LEAST, sum(node.habits[nearest : node.site + 1]))
 
@@ -77,6 +82,9 @@ class EvictionOrder:
         return sum(held.nbytes for slot in self._slots for held in node.slots[slot : slot + 1] if held is not None)
 
 
+_USE = 16
+"""The age of a node that was just used, in ticks. A request has several ticks: which of its nodes was used first says
+little."""
 _Place: TypeAlias = tuple[int, int, int, Node]
 """The last use of a node, its negative end, a unique number, and the node."""
 
@@ -141,7 +149,7 @@ class Eviction:
 
 
 def _rank(weight: float, used: int, depth: int, now: int) -> tuple[float, int, int]:
-    return (-(now + 1 - used) * weight, used, depth)
+    return (-(now + _USE - used) * weight, used, depth)
 
 
 _SHARE = 8  # checkpoints of running requests may keep an eighth of the budget, even if there is no room for them

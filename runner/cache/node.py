@@ -61,8 +61,9 @@ class Node:
         """The site of the node's end in the prompt that made the node. For sliceable layers, END: the last answer."""
         self.habits: Habits = parent.habits if parent else PRIOR
         """The habits of the conversations that pass through the node."""
-        self.passed = False
-        """True if a request has gone on at the end of the node or below."""
+        self.passed: bool | None = None
+        """True if the last request through the node went on below it, False if it went on at the node's end, None if
+        there was no such request."""
         self.used = 0
         """The tick of the trie's clock at the last use of the node."""
         self.locks = 0

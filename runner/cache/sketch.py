@@ -18,6 +18,7 @@ log = Log(__name__)
 Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
 """A function from tokens [B, L] and the layer caches to logits [B, L, V]."""
 _TOKENS, _MORE = 16, 512
+_STOPS, _STOP_TOKENS = 4, 4096  # checkpoints that may cost a forward each: a few, or one in so many tokens
 
 
 @dataclass(eq=False)
@@ -46,10 +47,17 @@ class LayerFacts:
         """Returns the approximate bytes of a sequence of `tokens` tokens."""
         return self.token_bytes * tokens + self.fixed_bytes
 
-    def most_checkpoints(self, budget_bytes: int | None) -> int | None:
-        """Returns the largest number of checkpoints for one prompt that take at most a quarter of the budget, at least
-        1. None means no limit: without tails and states, a checkpoint takes no additional bytes."""
-        return max(1, budget_bytes // 4 // self.point_bytes) if budget_bytes and self.point_bytes else None
+    def most_checkpoints(self, budget_bytes: int | None, tokens: int) -> int | None:
+        """Returns the largest number of checkpoints in `tokens` tokens of one prompt that take at most a quarter of the
+        budget, at least 1, and fewer if each costs a forward. None means no limit: without tails and states, a
+        checkpoint takes no additional bytes."""
+        most = max(1, budget_bytes // 4 // self.point_bytes) if budget_bytes and self.point_bytes else None
+        stops = None if self.passes else max(_STOPS, tokens // _STOP_TOKENS)
+        return min((each for each in (most, stops) if each is not None), default=None)
+
+    def most_tokens(self, budget_bytes: int | None) -> int | None:
+        """Returns the length of the largest sequence that fits the budget with a checkpoint. None means no limit."""
+        return (budget_bytes - 2 * self.point_bytes) // self.token_bytes if budget_bytes and self.token_bytes else None
 
     def measure(self, states: Iterable[LayerState]) -> None:
         """Notes the bytes of tails and states in the layers of a sequence."""

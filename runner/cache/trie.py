@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
 
-from runner.cache.checkpoints import learned
+from runner.cache.checkpoints import Site, learned
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, Tokens, common_prefix, keys
 
@@ -91,7 +91,8 @@ class PrefixTrie:
             raise ValueError(f"cannot cut {node!r} after {at} of its tokens")
         upper = Node(node.tokens[:at], node.parent)
         upper.used, upper.locks = node.used, node.locks
-        upper.restored, upper.site, upper.passed = node.restored, node.site, node.passed
+        upper.restored, upper.site = node.restored, node.site
+        upper.passed = None if node.passed is None else True
         upper.stored, node.stored = min(node.stored, at), max(0, node.stored - at)
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
@@ -188,10 +189,11 @@ class PrefixTrie:
             node.used = self.now
             self.changed.add(node)
 
-    def learn(self, node: Node) -> None:
-        """Notes in the habits along the path to `node` that a request went on at its end. Does nothing at a root."""
+    def learn(self, node: Node, site: Site) -> None:
+        """Notes along the path to `node`, where the layers of a request stand, that the request left the known tokens
+        at `site`. Does nothing at a root."""
         for each in node.path() if node.parent is not None else ():
-            each.habits, each.passed = learned(each.habits, node.site), True
+            each.habits, each.passed = learned(each.habits, site), each is not node
             self.changed.add(each)
 
     def _append(self, parent: Node, tokens: Tokens) -> Node:

@@ -127,10 +127,12 @@ class TrieCache:
         session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._go_back, self._close)
         session.first = first
         self.trie.lock(node)
-        self.trie.learn(node)
+        left = node.site if sequence.sliceable else self.policy.left(prompt, branch, node.end, node.site)
+        self.trie.learn(node, left)
         if not sequence.sliceable:
             facts, most = self.sequences.facts, self.budget_bytes
-            planned = self.policy.plan(prompt, node.end, branch, facts.most_checkpoints(most))
+            points = facts.most_checkpoints(most, last - node.end)
+            planned = self.policy.plan(prompt, node.end, branch, points, facts.most_tokens(most))
             # Of a conversation that outgrows the budget only the beginning is kept.
             session.checkpoints = [each for each in planned if most is None or facts.bytes_of(each.at) <= most]
             if session.checkpoints and session.checkpoints[0].at == node.end:
@@ -303,7 +305,7 @@ class TrieCache:
     def _enforce_with_spare(self) -> None:
         """Enforces the budget. If anything is freed, frees more than needed, so that a decode does not evict something
         every few tokens."""
-        self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
+        self.enforce_budget(spare=(self.budget_bytes or 0) // 128)
 
     def enforce_budget(self, spare: int = 0) -> None:
         """Evicts entries until the rest fits the budget. If anything has to be evicted, frees `spare` bytes more."""

@@ -315,7 +315,9 @@ def _check_below(
 class BranchOnly(CheckpointPolicy):
     """Stops only where prompts were seen to diverge."""
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+    def plan(
+        self, tokens: Sequence[int], cached: int, branch: int, most: int | None, fits: int | None = None
+    ) -> list[Checkpoint]:
         wanted = {branch: Site.BRANCH, **dict.fromkeys(self.wanted(len(tokens)), Site.START)}
         ahead = [Checkpoint(at, wanted[at]) for at in sorted(wanted) if cached < at < len(tokens)][:most]
         return [Checkpoint(cached, Site.START), *ahead] if wanted.get(cached) is Site.START else ahead
@@ -329,6 +331,7 @@ class At(BranchOnly):
     """Checkpoints at these offsets."""
 
     def __init__(self, *offsets: int) -> None:
+        super().__init__()
         self.offsets = offsets
 
     def wanted(self, end: int) -> Sequence[int]:
@@ -339,6 +342,7 @@ class Every(BranchOnly):
     """Checkpoints at multiples of an interval, and some tokens before the end."""
 
     def __init__(self, interval: int = 8, before_end: int = 4) -> None:
+        super().__init__()
         self.interval = interval
         self.before_end = before_end
 

@@ -80,7 +80,9 @@ def test_a_closed_session_leaves_nothing_to_compute() -> None:
 class NoPoints(CheckpointPolicy):
     """Nothing but the ends of sequences can be come back to."""
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+    def plan(
+        self, tokens: Sequence[int], cached: int, branch: int, most: int | None, fits: int | None = None
+    ) -> list[Checkpoint]:
         return []
 
 

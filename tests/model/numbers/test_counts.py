@@ -192,6 +192,6 @@ def test_text_is_shown_only_if_asked_for() -> None:
     engine = TinyEngine("llama")
     engine.ask(PROMPT, 5)
     engine.finish()
-    (silent,), (telling,) = draw_cache(parts_of(engine)), draw_cache(parts_of(engine, inspect_text=True))
+    silent, telling = (draw_cache(parts_of(engine, inspect_text=show))[0] for show in (False, True))
     assert silent.text is None
     assert telling.text == text_of(PROMPT)[:60]

@@ -126,7 +126,27 @@ def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:
     end = 20_000
     at = [0, *offsets([START] * end), end]
     assert all(after - before <= max(NEAREST * 3 // 2, 3 * (end - after)) for before, after in pairwise(at))
-    assert len(at) <= 16
+    assert len(at) <= end // NEAREST + 8
+
+
+def test_an_edit_of_any_message_costs_little() -> None:
+    tokens, stops = chat(2000, *[100] * 60)
+    assert all(after - before <= NEAREST + 150 for before, after in pairwise([stops[0], *offsets(tokens)]))
+
+
+@pytest.mark.parametrize("fits", [3000, 3010, 10_000])
+def test_a_prompt_that_outgrows_the_budget_has_a_checkpoint_that_fits(fits: int) -> None:
+    """At the start of a message; without one, at the last token that fits."""
+    tokens = [*[WORD] * 3000, START, *[WORD] * 2000] if fits == 3010 else [WORD] * 5000
+    points = POINTS.plan(tokens, 0, 0, 1, fits)
+    assert [each.at for each in points] == [min(fits, 3000) if fits < 5000 else 5000 - BEFORE_END]
+
+
+@pytest.mark.parametrize(
+    ("cached", "branch", "site"), [(50, 60, Site.NEAR), (10, 110, Site.START), (110, 190, Site.FAR)]
+)
+def test_a_request_wanted_the_site_where_it_left_what_was_known(cached: int, branch: int, site: Site) -> None:
+    assert POINTS.left([*[WORD] * 100, START, *[WORD] * 100], branch, cached, Site.NEAR) is site
 
 
 @pytest.mark.parametrize("name", ["first_distance", "gap"])

@@ -109,7 +109,21 @@ def test_a_spared_node_is_never_evicted(order: EvictionOrder) -> None:
 def test_checkpoints_are_evicted_by_their_own_age() -> None:
     """Inner ones too: they are merged into their child."""
     tree = Tree("a", "ab", "abc", "d")
+    for _ in range(9):
+        tree.trie.touch([tree.at["d"]])
     assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
+
+
+def test_a_checkpoint_that_the_last_request_passed_goes_before_one_that_it_used() -> None:
+    tree = Tree("a", "ab", "abc")
+    for key in ("a", "ab"):
+        tree.at[key].mark(Site.BEFORE)
+    tree.trie.learn(tree.at["ab"], Site.BEFORE)
+    for _ in range(9):
+        tree.trie.touch([tree.at["a"]])
+    assert WORTH.weight(tree.at["a"]) > WORTH.weight(tree.at["ab"])
+    tree.trie.lock(tree.at["abc"])
+    assert WORTH.weight(tree.at["a"]) < 2**-20  # a running request's go last
 
 
 @pytest.mark.parametrize(("went_on", "first"), [(Site.BEFORE, "abc"), (Site.END, "ab")])
@@ -118,7 +132,7 @@ def test_a_point_where_the_conversation_went_on_stays(went_on: Site, first: str)
     tree = Tree("ab")
     tree.at["ab"].site = went_on
     for _ in range(20):
-        tree.trie.learn(tree.at["ab"])
+        tree.trie.learn(tree.at["ab"], went_on)
     tree.at["ab"].mark(Site.BEFORE)
     tree.add("abc")
     for _ in range(2):
@@ -132,7 +146,7 @@ def test_tokens_that_are_seldom_used_again_go_first(went_on: Site, gone: list[st
     tree = Tree("ab", "d")
     tree.at["ab"].site = went_on
     for _ in range(20):
-        tree.trie.learn(tree.at["ab"])
+        tree.trie.learn(tree.at["ab"], went_on)
     tree.at["ab"].site = tree.at["d"].site = Site.BEFORE
     tree.add("abc")
     tree.trie.now += 8
@@ -188,7 +202,7 @@ class Story:
         elif kind == "unlock" and self.locked:
             self.trie.unlock(self.locked.pop(choice.randrange(len(self.locked))))
         elif kind == "learn":
-            self.trie.learn(choice.choice(nodes))
+            self.trie.learn(choice.choice(nodes), self.choice.choice([*Site]))
         elif kind == "own":
             for snapshot in filter(None, choice.choice(nodes).slots):
                 assert isinstance(snapshot, Bytes)

@@ -43,7 +43,7 @@ def _with_a_hole() -> Conversation:
     users.turn(B)
     users.failed_forward([*B, 20, 21, 30], 0)
     users.trie.trie.remove(users.node([*B, 20, 21]))  # of which only a state was left
-    assert users.shape == "0-10 [10-22]"
+    assert users.shape == "0-10* [10-22]"
     above, below = users.nodes
     assert (above.slots[0], above.slots[1] is None, below.slots[0] is None) == (None, False, False)
     return users

@@ -69,7 +69,9 @@ class OllamaOrder(EvictionOrder):
 class OllamaPoints(CheckpointPolicy):
     """Places checkpoints every 8,192 tokens, four tokens before the end, and where another prompt diverges."""
 
-    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+    def plan(
+        self, tokens: Sequence[int], cached: int, branch: int, most: int | None, fits: int | None = None
+    ) -> list[Checkpoint]:
         end = len(tokens)
         points = {branch: Site.BRANCH} | dict.fromkeys(range(8192, end, 8192), Site.FAR) | {end - 4: Site.BEFORE}
         return [Checkpoint(at, site) for at, site in sorted(points.items()) if cached < at < end]
