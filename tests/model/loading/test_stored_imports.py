@@ -14,6 +14,7 @@ from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import Config
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import PACKINGS, Packing, Quantization, parse_metadata
+from tests.lib.kernels import mlx_own
 from tests.lib.packed_sources import factor_of, write_converted, write_nvidia
 from tests.model.loading.conftest import run, run_path, same
 from tests.model.loading.test_sources import assert_loads_as_mlx_lm_loads_it, exported, louder
@@ -97,4 +98,5 @@ def test_the_stacked_factors_of_older_releases_are_read(
     stacks = store.tensors("model.layers.1.mlp.experts")
     assert stacks["model.layers.1.mlp.switch_mlp.up_proj.weight.global_scale"].shape[1:] == (1, 1)
     wanted = oracle(tmp_path / "mlx", name, source_dir, packings)
-    assert same(run_path("m", tmp_path / "models"), run(wanted))
+    with mlx_own():  # our kernels add up experts without factors in one operation, with other roundings
+        assert same(run_path("m", tmp_path / "models"), run(wanted))
