@@ -11,6 +11,7 @@ Invariants: the invariants in `sequences.py`; and the ledger counts exactly the 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, Site
@@ -134,7 +135,8 @@ class TrieCache:
             points = facts.most_checkpoints(most, last - node.end)
             planned = self.policy.plan(prompt, node.end, branch, points, facts.most_tokens(most))
             # Of a conversation that outgrows the budget only the beginning is kept.
-            session.checkpoints = [each for each in planned if most is None or facts.bytes_of(each.at) <= most]
+            kept_bytes = inf if most is None else most - facts.point_bytes
+            session.checkpoints = [each for each in planned if facts.token_bytes * each.at <= kept_bytes]
             if session.checkpoints and session.checkpoints[0].at == node.end:
                 node.checkpoint = True
                 session.checkpoints.pop(0)

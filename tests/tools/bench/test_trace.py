@@ -172,3 +172,11 @@ def test_the_report_adds_traces_up_and_compares_them_with_the_best_known() -> No
     assert found.targets[0].bound == 1.5
     assert found.tables[0].rows == [["hyb 25 %", "0", "0", "0", "0", "0"]]
     assert found.tables[1].rows == [["a", "hyb", "0.0 / 0.0"], ["b", "hyb", "0.0 / 0.0"]]
+
+
+def test_a_conversation_that_outgrows_the_budget_keeps_its_beginning() -> None:
+    """Up to where its tokens and a checkpoint fit, which is less than a window with the room of its layer."""
+    talk = [TURN if at % 100 == 0 else 10 + at % 7 for at in range(4000)]
+    requests = [Request(1e3 * turn, "a", talk[: 100 * turn], [5]) for turn in range(1, 41)]
+    played = Simulation(Kind(2, 20, 64), 6000, chunk=256).play(requests)
+    assert min(each.cached for each in played[-5:]) > 1500
