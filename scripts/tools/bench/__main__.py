@@ -159,6 +159,7 @@ if __name__ == "__main__":
     for each in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background has it ignore SIGINT
         signal.signal(each, _interrupt)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # requests whose servers end with them
+    logging.getLogger("runner.cache").setLevel(logging.ERROR)  # the budgets of traces are tight
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt as interrupt:

@@ -22,7 +22,6 @@ With --turns N the seeds are N, from --seed on.
 """
 
 import argparse
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -246,7 +245,6 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     compared = arguments.engine == "runner" and device() == "cpu" and not arguments.model and arguments.parallel == 1
     if arguments.compare and not compared:
         raise ValueError("--compare is for --engine runner on a CPU with models that are made, one request at a time")
-    logging.getLogger("runner.cache").setLevel(logging.ERROR)  # budgets are tight here
     seeds = range(arguments.seed, arguments.seed + arguments.turns)
     if arguments.engine == "runner":
         return runner_report([each for seed in seeds for each in _replayed(arguments, seed, say)])
