@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
 
 
 _TURNS = 2  # the last messages of a prompt that get a checkpoint at their start
-_FITTING = 1500  # tokens: so far from the largest prompt that fits, a message start is better than that prompt's end
+_FITTING = 1500  # tokens: a message start so close below the largest prompt that fits is better than that prompt's end
 _BEFORE_END = 4  # tokens: a prompt that comes again may differ in its last few tokens
 
 

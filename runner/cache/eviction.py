@@ -174,7 +174,7 @@ class BudgetEnforcer:
 
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
         """Evicts until layers, snapshots and reserved bytes fit the budget. Parked sequences go first; if they are not
-        enough, frees `spare_bytes` more. Entries of open sessions stay."""
+        enough, frees `spare_bytes` more. The tokens of open sessions stay, and a few of their checkpoints."""
         sequences, ledger, eviction = self._sequences, self._sequences.totals.ledger, self._eviction
         eviction.refresh()
         if budget_bytes is None:

@@ -261,7 +261,8 @@ class TrieCache:
         self.enforce_budget()
 
     def _divide(self, end: Node, answer: int) -> None:
-        """Splits the path to `end` into pieces to evict, also at `answer`. Copies nothing while the path is live."""
+        """Splits the path to `end` into pieces to evict, and at `answer`, where the answer begins. Copies nothing while
+        the path is live."""
         self.trie.cut([each for each in end.path() if each.start < answer], answer)
         for node in end.path()[1:]:
             node.site = Site.END if node.start >= answer else Site.BEFORE

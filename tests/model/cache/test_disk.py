@@ -82,6 +82,14 @@ class Process:
         return self.cache.reusable_tokens(tokens, "")
 
 
+def written(model: Tiny, directory: Path, prompt: list[int]) -> Process:
+    """Returns a process that has computed a prompt and written it to the directory."""
+    writer = Process(model, directory)
+    writer.ask(prompt)
+    writer.save()
+    return writer
+
+
 def same(one: Answer, other: Answer) -> None:
     assert one.session.cached == other.session.cached
     assert one.tokens == other.tokens
@@ -176,9 +184,8 @@ def test_segments_are_found_through_any_number_of_branches(kind: str, tmp_path: 
 
 def test_the_restored_prompt_makes_others_give_way(tmp_path: Path) -> None:
     """Both the conversation that ran last and the older ones, but not what memory has of the prompt itself."""
-    writer, prompt = Process(tiny("llama"), tmp_path), words(800)
-    writer.ask(prompt)
-    writer.save()
+    prompt = words(800)
+    writer = written(tiny("llama"), tmp_path, prompt)
     budget = writer.cache.session_bytes(1150)
     reader = Process(tiny("llama"), tmp_path, budget)
     reader.ask(prompt[:300])
@@ -195,9 +202,7 @@ def test_the_restored_prompt_makes_others_give_way(tmp_path: Path) -> None:
 
 def test_a_tail_from_disk_replaces_the_end_of_one_in_memory(tmp_path: Path) -> None:
     model, prompt = tiny("gemma3"), words(600)
-    writer = Process(model, tmp_path)
-    writer.ask(prompt)
-    writer.save()
+    written(model, tmp_path, prompt)
     reader = Process(model, tmp_path)
     reader.ask(prompt[:590], say=1)
     answer = reader.ask(prompt)
@@ -216,9 +221,7 @@ def test_a_tail_from_disk_replaces_the_end_of_one_in_memory(tmp_path: Path) -> N
 def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp_path: Path) -> None:
     """Of each kind of segments one, of other types, shapes, or places."""
     model, prompt = tiny(kind), words(400)
-    writer = Process(model, tmp_path)
-    writer.ask(prompt)
-    writer.save()
+    written(model, tmp_path, prompt)
     clean = Process(model, tmp_path)
     right = clean.restore(prompt)
     assert right > 300
@@ -237,9 +240,7 @@ def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp
 def test_memory_may_hold_the_beginning_of_a_segment(tmp_path: Path) -> None:
     """The segment begins at 256, and memory parts from the prompt at 300."""
     model, prompt = tiny("llama"), words(700)
-    writer = Process(model, tmp_path)
-    writer.ask(prompt)
-    writer.save()
+    written(model, tmp_path, prompt)
     reader = Process(model, tmp_path)
     reader.ask([*prompt[:300], *words(40, 7)])
     assert reader.restore(prompt) == 699
@@ -358,9 +359,7 @@ def test_arrays_are_copied_bit_for_bit(
 
 
 def test_what_was_kept_of_a_layer_in_another_form_is_refused(tmp_path: Path) -> None:
-    writer = Process(tiny("llama"), tmp_path)
-    writer.ask(words(400))
-    writer.save()
+    written(tiny("llama"), tmp_path, words(400))
     reader = Process(tiny("llama"), tmp_path)
     reader.cache.sequences.facts.correct(0, 1)
     reader.cache.detach()

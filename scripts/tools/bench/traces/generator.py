@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
 
 class World:
-    """What all sessions of a trace share: chance, words that were never said, and the requests so far."""
+    """The common state of all sessions of a trace: chance, words that were never said, and the requests so far."""
 
     def __init__(self, seed: int, scale: float = 1.0) -> None:
         """Texts are `scale` times as long."""

@@ -91,7 +91,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 class Played(NamedTuple):
-    """What the cache did for a request."""
+    """The work of the cache for one request."""
 
     cached: int
     forwards: int
