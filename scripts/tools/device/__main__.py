@@ -33,7 +33,7 @@ from scripts.tools.device import result
 from scripts.tools.device.parts import INSTALLATION, PARTS, Part, Row
 from scripts.tools.device.result import Outcome, Result
 
-_LOOK_S, _GRACE_S = 0.05, 10.0
+_LOOK_S, _GRACE_S = 0.05, 5.0
 _LEAST_S = 5.0
 """No part begins with less time than this."""
 WORKERS = max(1, min(4, (os.cpu_count() or 1) // 4))
@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
     known = dict(former.parts) if former else {}
     found = Result(device, result.commit(), sources, date, arguments.tiny, known)
     print(f"{device}, commit {found.commit or 'unknown'}, at most {arguments.minutes:g} minutes", flush=True)
-    wanted = [part for part in PARTS if part.name in (arguments.only or [part.name])]
+    wanted = [part for part in PARTS if not arguments.only or part == INSTALLATION or part.name in arguments.only]
     todo = [part for part in wanted if arguments.only or part.name not in known or known[part.name].status == "stopped"]
 
     def keep(part: Part, outcome: Outcome) -> None:
@@ -87,7 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     keep(INSTALLATION, installed)
     try:
-        for alone, group in groupby((part for part in todo if part != INSTALLATION), key=attrgetter("alone")):
+        for alone, group in groupby(filter(INSTALLATION.__ne__, todo), key=attrgetter("alone")):
             stops = {part: known[part.name].stops if part.name in known else 0 for part in group}
             with ThreadPoolExecutor(1 if alone else WORKERS) as pool:
                 running = {
@@ -107,11 +107,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 class Minutes:
-    """The time that there is."""
+    """The time that there is. A twentieth is left for the end of what runs then."""
 
     def __init__(self, minutes: float) -> None:
         self.are_over = False
-        self._until = time.monotonic() + 60 * minutes
+        self._until = time.monotonic() + 57 * minutes
 
     @property
     def left_s(self) -> float:
@@ -128,13 +128,13 @@ def run(part: Part, minutes: Minutes, *, tiny: bool, stops: int = 0) -> Outcome:
     if minutes.left_s < _LEAST_S and part != INSTALLATION:
         return Outcome("stopped", 0)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="device-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix="device-check-", ignore_cleanup_errors=True) as folder:
         tapes, own, lines, errors = (Path(folder, name) for name in ("tapes", "tmp", "lines", "errors"))
         for each in (tapes, own):
             each.mkdir()
         with _kernels(Path(folder, "kernels")) as kernels, lines.open("wb") as to, errors.open("wb") as errors_to:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.part", _function(part), *["--tiny"] * tiny],
+                [sys.executable, "-m", f"{__package__}.part", part.rows, *["--tiny"] * tiny],
                 cwd=ROOT,
                 env=_environment(own, tapes, kernels),
                 stdin=subprocess.DEVNULL,
@@ -143,7 +143,7 @@ def run(part: Part, minutes: Minutes, *, tiny: bool, stops: int = 0) -> Outcome:
                 start_new_session=True,
             )
             try:
-                stopped = _wait(process, part, lines, minutes)
+                stopped = _wait(process, part, lines, minutes, part.limit_s * (1 + stops))
             finally:
                 _end(process)
         rows, others = result.rows_of(lines.read_text(errors="replace").splitlines())
@@ -169,20 +169,15 @@ def _kernels(own: Path) -> Iterator[Path]:
         os.environ.get("MLX_PTX_CACHE_DIR") or Path(tempfile.gettempdir(), "mlx", installed_version("mlx"), "ptx")
     )
     own.mkdir()
-    with _KERNELS:
+    with _KERNELS, suppress(OSError):
         if shared.is_dir():
             copytree(shared, own, dirs_exist_ok=True)
     try:
         yield own
     finally:
-        with _KERNELS:
+        with _KERNELS, suppress(OSError):  # the folder may be somebody else's
             if any(own.iterdir()):
                 copytree(own, shared, dirs_exist_ok=True)
-
-
-def _function(part: Part) -> str:
-    """Returns the full name of the function of a part."""
-    return part.rows if "." in part.rows else f"{__package__}.{part.rows}"
 
 
 def _environment(own: Path, tapes: Path, kernels: Path) -> dict[str, str]:
@@ -194,12 +189,12 @@ def _environment(own: Path, tapes: Path, kernels: Path) -> dict[str, str]:
     return {"MLX_ENABLE_TF32": "0", **kept, **{name: str(path) for name, path in ours.items()}, **blas}
 
 
-def _wait(process: "subprocess.Popen[bytes]", part: Part, lines: Path, minutes: Minutes) -> bool:
+def _wait(process: "subprocess.Popen[bytes]", part: Part, lines: Path, minutes: Minutes, limit_s: float) -> bool:
     """Waits for the end of a part, and shows where it is. Returns True if it has to be ended."""
     begin = time.monotonic()
     while process.poll() is None:
         took = time.monotonic() - begin
-        if took > part.limit_s or not minutes.left_s:
+        if took > limit_s or not minutes.left_s:
             return True
         if sys.stderr.isatty() and took > _UNTIL_TOLD_S:
             rows, _ = result.rows_of(lines.read_text(errors="replace").splitlines()[-1:])
@@ -225,10 +220,7 @@ def _verdict(status: int, rows: Sequence[Row], stopped: bool, stops: int) -> tup
     if stopped:
         return ("failed" if stops > 1 else "differed" if wrong else "stopped"), "its time was up"
     if status:
-        try:
-            return "failed", f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        except ValueError:
-            return "failed", f"ended by signal {-status}"
+        return "failed", f"ended: {signal.strsignal(-status)}" if status < 0 else f"exit status {status}"
     return ("differed", ", ".join(wrong)) if wrong else ("passed", "")
 
 

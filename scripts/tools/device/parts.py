@@ -16,34 +16,32 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Part(NamedTuple):
-    """A part of the check. `rows` names a module of this package and its function: `rows(*, tiny)` yields rows."""
+    """A part of the check. `rows` names a module and its function, which takes `tiny` and yields rows."""
 
     name: str
     what: str
     rows: str
     limit_s: float = 150
-    """After this time the part is ended. A first run may need longer, since a kernel may compile for a minute: it
-    counts as a fault if it happens twice."""
+    """After this time the part is ended. Since a kernel may compile for a minute, that is no fault yet: the next run
+    gives the part twice the time."""
     alone: bool = False
     """True for speeds: no other part runs meanwhile."""
 
 
-INSTALLATION = Part("installation", "versions, device, memory, the demo model", "installed:installation")
+_HERE = "scripts.tools.device."
+INSTALLATION = Part("installation", "versions, device, memory, the demo model", _HERE + "installed:installation")
 PARTS = (
     INSTALLATION,
-    Part("layers", "`check --verify` of each kind of layer", "installed:layers"),
-    Part("packings", "`check --verify` of each packing and type", "installed:packings", 240),
-    Part("scans", "recurrent scans beside float64", "checks:scan_rows"),
-    Part("graphs", "every architecture beside mlx-lm's loops, and its graph", "checks:graph_rows", 240),
+    Part("layers", "`check --verify` of each kind of layer", _HERE + "installed:layers"),
+    Part("packings", "`check --verify` of each packing and type", _HERE + "installed:packings"),
+    Part("scans", "recurrent scans beside float64", _HERE + "checks:scan_rows"),
+    Part("graphs", "architectures beside mlx-lm's loops, and their graphs", _HERE + "checks:graph_rows", 120),
     Part(
-        "speed",
-        "tokens per second and first tokens, beside mlx_lm.server and the bare loop",
-        "served:speed",
-        alone=True,
+        "speed", "tokens and first tokens, beside mlx_lm.server and the bare loop", _HERE + "served:speed", alone=True
     ),
-    Part("hybrids", "prompts of recurrent models, batches, attention", "checks:hybrid_rows", alone=True),
-    Part("conformance", "what hosts expect", "served:conformance"),
-    Part("limits", "random clients, with little memory and a disk cache", "served:limits"),
-    Part("drafts", "what drafts bring", "served:drafted", alone=True),
-    Part("large", "the part `speed` with 2.8 billion parameters", "served:large", 240, alone=True),
+    Part("hybrids", "prompts of recurrent models, batches, attention", _HERE + "checks:hybrid_rows", alone=True),
+    Part("conformance", "what hosts expect", _HERE + "served:conformance"),
+    Part("limits", "random clients, with little memory and a disk cache", _HERE + "served:limits"),
+    Part("drafts", "what drafts bring", _HERE + "served:drafted", alone=True),
+    Part("large", "the part `speed` with 2.8 billion parameters", _HERE + "served:large", 240, alone=True),
 )

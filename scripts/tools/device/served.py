@@ -62,7 +62,7 @@ def conformance(*, tiny: bool) -> Iterator[Row]:
 
 def speed(*, tiny: bool) -> Iterator[Row]:
     """Yields the figures of a model that fits this device."""
-    yield from contenders("1M" if tiny else size_here(), 1 if tiny else 2)
+    yield from contenders("1M" if tiny else size_here(), 2 if device() == "gpu" else 1)
 
 
 def large(*, tiny: bool) -> Iterator[Row]:
@@ -128,7 +128,7 @@ def drafted(*, tiny: bool) -> Iterator[Row]:
 
 def limits(*, tiny: bool) -> Iterator[Row]:
     """Yields how random clients fared with little memory, and with a disk cache beside: every answer is checked."""
-    minutes, memory = (0.1, "+8MiB") if tiny else (0.25, "+8MiB" if device() == "cpu" else _GPU_MEMORY)
+    minutes, memory = (0.1, "+5MiB") if tiny else (0.25, "+5MiB" if device() == "cpu" else _GPU_MEMORY)
     with tempfile.TemporaryDirectory() as disk:
         variables = {"memory": (), "memory and disk": (f"MLX_RUNNER_DISK_CACHE={disk}",)}
         for name in [*variables][1 if tiny else 0 :]:
