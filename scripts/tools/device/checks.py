@@ -15,7 +15,7 @@ from runner.device import device
 from runner.model.scans import functions
 from runner.model.scans.kernel import Rule, available
 from scripts.tools.bench import family_models
-from scripts.tools.device.parts import Row
+from scripts.tools.device.parts import Row, guarded
 from scripts.tools.device.scans import LARGE, SMALL, Case, cuts_of, distance, in_parts, one_text
 from scripts.tools.models import architectures, nodes
 from scripts.tools.models.tiny import Tiny, words
@@ -32,22 +32,20 @@ def scan_rows(*, tiny: bool) -> Iterator[Row]:
     if missing := [rule.name for rule in Rule if not available(rule)]:
         yield Row("kernels", f"none for {', '.join(missing)}", good=False)
         return
-    yield from map(scan_row, SMALL if tiny else LARGE)
+    yield from guarded(lambda case: [scan_row(case)], SMALL if tiny else LARGE)
     yield own_delta_row()
 
 
 def graph_rows(*, tiny: bool) -> Iterator[Row]:
     """Yields the rows of all architectures, those with scans first."""
     others = () if tiny else architectures.architectures()
-    for name in dict.fromkeys((*_FEW, *others)):
-        if name not in architectures.unserved():
-            yield from architecture_rows(name)
+    served = [name for name in dict.fromkeys((*_FEW, *others)) if name not in architectures.unserved()]
+    yield from guarded(architecture_rows, served)
 
 
 def hybrid_rows(*, tiny: bool) -> Iterator[Row]:
     """Yields times of models with states, of batches, and of the attention of one query."""
-    yield from speed_rows(tiny=tiny)
-    yield from batch_rows(tiny=tiny)
+    yield from guarded(lambda rows: rows(tiny=tiny), (speed_rows, batch_rows))
     if device() == "gpu":
         yield from attention_rows()
 
@@ -71,21 +69,18 @@ def _equal(mine: Sequence[mx.array], theirs: Sequence[mx.array]) -> bool:
 
 def architecture_rows(name: str) -> Iterator[Row]:
     """Yields a row if the graphs of an architecture grow, and one for its scans if it has any."""
-    try:
-        tiny = architectures.build(name)
-        few, many = nodes.count(tiny)
-        if many > few:
-            yield Row(name, f"{few} nodes for {nodes.LENGTHS[0]} tokens, {many} for {nodes.LENGTHS[1]}", good=False)
-        with patch.object(functions, "scan", wraps=vars(functions)["scan"]) as scan:
-            whole = _logits(tiny, [24])
-        if not scan.called:
-            return
-        with patch.object(functions, "available", lambda *_, **__: False):
-            theirs = _logits(tiny, [24])
-        away = [_apart(each, theirs) for each in (whole, _logits(tiny, [8, 15, 1]))]
-        yield Row(name, "{:.0e} from mlx-lm's loop, {:.0e} in parts".format(*away), max(away) < _NOISE)
-    except (ImportError, RuntimeError, ValueError) as error:
-        yield Row(name, f"{type(error).__name__}: {error}", good=False)
+    tiny = architectures.build(name)
+    few, many = nodes.count(tiny)
+    if many > few:
+        yield Row(name, f"{few} nodes for {nodes.LENGTHS[0]} tokens, {many} for {nodes.LENGTHS[1]}", good=False)
+    with patch.object(functions, "scan", wraps=vars(functions)["scan"]) as scan:
+        whole = _logits(tiny, [24])
+    if not scan.called:
+        return
+    with patch.object(functions, "available", lambda *_, **__: False):
+        theirs = _logits(tiny, [24])
+    away = [_apart(each, theirs) for each in (whole, _logits(tiny, [8, 15, 1]))]
+    yield Row(name, "{:.0e} from mlx-lm's loop, {:.0e} in parts".format(*away), max(away) < _NOISE)
 
 
 def _logits(tiny: Tiny, lengths: Sequence[int]) -> mx.array:

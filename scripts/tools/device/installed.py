@@ -17,7 +17,7 @@ from runner.settings import CheckSettings
 from runner.versions import installed, misfits
 from scripts.tools import ROOT
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.device.parts import Row
+from scripts.tools.device.parts import Row, guarded
 from scripts.tools.models.checkpoints import CACHE_KINDS, Dtype, write_checkpoint
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import Quantization
@@ -49,19 +49,27 @@ def installation(*, tiny: bool) -> Iterator[Row]:
 def layers(*, tiny: bool) -> Iterator[Row]:
     """Yields a row for each kind of layer: plain, windows, states, both, lists, latent, chunked, of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        for kind in CACHE_KINDS[:_FEW] if tiny else CACHE_KINDS:
-            yield verified(kind, str(write_checkpoint(Path(folder, kind), kind)), Path(folder))
+        yield from guarded(
+            lambda kind: [verified(kind, str(write_checkpoint(Path(folder, kind), kind)), Path(folder))],
+            CACHE_KINDS[:_FEW] if tiny else CACHE_KINDS,
+        )
 
 
 def packings(*, tiny: bool) -> Iterator[Row]:
     """Yields a row for each type of weights, and for each packing, of a model as `ollama create` writes it."""
-    with tempfile.TemporaryDirectory() as folder:
-        plain = write_checkpoint(Path(folder, "plain"), "llama", overrides={"tie_word_embeddings": False})
-        for dtype in get_args(Dtype)[1:]:
-            yield verified(dtype, str(write_checkpoint(Path(folder, dtype), "llama", dtype=dtype)), Path(folder))
-        for packing in get_args(Quantization)[: _FEW if tiny else None]:
-            write_store(Path(folder, packing), _TAG, plain, packing)
-            yield verified(packing, _TAG, Path(folder, packing))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def typed(dtype: Dtype) -> Iterator[Row]:
+            yield verified(dtype, str(write_checkpoint(folder / dtype, "llama", dtype=dtype)), folder)
+
+        def packed(packing: Quantization) -> Iterator[Row]:
+            write_store(folder / packing, _TAG, plain, packing)
+            yield verified(packing, _TAG, folder / packing)
+
+        plain = write_checkpoint(folder / "plain", "llama", overrides={"tie_word_embeddings": False})
+        yield from guarded(typed, get_args(Dtype)[1:])
+        yield from guarded(packed, get_args(Quantization)[: _FEW if tiny else None])
 
 
 def verified(name: str, model: str, models_dir: Path) -> Row:

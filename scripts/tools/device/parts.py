@@ -1,9 +1,11 @@
 """The table of parts, in the order of their worth, and the rows that parts yield. Imports nothing of MLX."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 import msgspec
+
+Item = TypeVar("Item")
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -13,6 +15,15 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     found: str
     good: bool = True
     figures: Mapping[str, object] = {}
+
+
+def guarded(rows: Callable[[Item], Iterable[Row]], items: Iterable[Item]) -> Iterator[Row]:
+    """Yields the rows of each item, or one for the error that it raises, so that the others go on."""
+    for item in items:
+        try:
+            yield from rows(item)
+        except Exception as error:
+            yield Row(getattr(item, "__name__", str(item)), f"{type(error).__name__}: {error}", good=False)
 
 
 class Part(NamedTuple):

@@ -128,7 +128,7 @@ def drafted(*, tiny: bool) -> Iterator[Row]:
 
 def limits(*, tiny: bool) -> Iterator[Row]:
     """Yields how random clients fared with little memory, and with a disk cache beside: every answer is checked."""
-    minutes, memory = (0.1, "+5MiB") if tiny else (0.25, "+5MiB" if device() == "cpu" else _GPU_MEMORY)
+    minutes, memory = 0.1 if tiny else 0.25, "+5MiB" if device() == "cpu" else _GPU_MEMORY
     with tempfile.TemporaryDirectory() as disk:
         variables = {"memory": (), "memory and disk": (f"MLX_RUNNER_DISK_CACHE={disk}",)}
         for name in [*variables][1 if tiny else 0 :]:

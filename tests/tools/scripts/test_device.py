@@ -15,7 +15,7 @@ from runner.model.scans import functions
 from runner.model.scans.kernel import Rule
 from scripts.tools.device import __main__ as device
 from scripts.tools.device import checks, scans
-from scripts.tools.device.parts import PARTS, Part, Row
+from scripts.tools.device.parts import PARTS, Part, Row, guarded
 from scripts.tools.device.result import scrubbed
 from tests import ROOT
 from tests.lib.kernels import in_front
@@ -187,6 +187,12 @@ def test_a_wrong_architecture_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         functions, "scan", lambda rule, arrays, *rest: scan(rule, [arrays[0] * 1.1, *arrays[1:]], *rest)
     )
     assert [row.good for row in checks.architecture_rows("mamba2")] == [False]
+
+
+def test_an_error_is_the_row_of_its_item_alone() -> None:
+    rows = [*guarded(checks.architecture_rows, ["nobodys", "mamba2"])]
+    assert [(row.name, row.good) for row in rows] == [("nobodys", False), ("mamba2", True)]
+    assert "ModuleNotFoundError" in rows[0].found
 
 
 def test_a_device_without_kernels_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
