@@ -144,9 +144,10 @@ def run(part: Part, minutes: Minutes, *, tiny: bool, stops: int = 0) -> Outcome:
             )
             try:
                 stopped = _wait(process, part, lines, minutes, part.limit_s * (1 + stops))
+                said = lines.read_text(errors="replace")  # a part that is ended finds that wrong
             finally:
                 _end(process)
-        rows, others = result.rows_of(lines.read_text(errors="replace").splitlines())
+        rows, others = result.rows_of(said.splitlines())
         stops += stopped and minutes.left_s > 0  # its own limit
         status, why = _verdict(process.returncode, rows, stopped, stops)
         passed = status == "passed"
@@ -157,7 +158,7 @@ def run(part: Part, minutes: Minutes, *, tiny: bool, stops: int = 0) -> Outcome:
             stops,
             rows,
             () if passed else result.last_lines("\n".join([*others, errors.read_text(errors="replace")])),
-            {} if passed else result.tapes_in(tapes),
+            {} if status in ("passed", "stopped") else result.tapes_in(tapes),
         )
 
 

@@ -45,11 +45,13 @@ def raises(*, tiny: bool) -> Iterator[Row]:
 
 
 def hangs(*, tiny: bool) -> Iterator[Row]:
-    """Cannot be told to end, and has started a process that is as deaf."""
+    """Cannot be told to end, finds that wrong, and has started a process that is as deaf."""
     ran("hangs")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wrong = '{"name": "ended", "found": "too early", "good": false}\n'
+    signal.signal(signal.SIGTERM, lambda *_: os.write(sys.stdout.fileno(), wrong.encode()))
     yield Row("child", str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid))
-    time.sleep(1000)
+    while True:
+        time.sleep(1000)
 
 
 def passes(*, tiny: bool) -> Iterator[Row]:
