@@ -31,9 +31,10 @@ _FEW = 2
 def installation(*, tiny: bool) -> Iterator[Row]:
     """Yields what the file is named after, first; then tries the command line on the demo model."""
     info = mx.device_info()
+    backend = "CPU" if device() == "cpu" else "Metal" if mx.metal.is_available() else "CUDA"
     name = str(info.get("device_name") or platform.processor() or platform.machine())
     yield Row(
-        "device", f"{name}, {device()}, {usable_bytes() / 1e9:.1f} GB may be used", figures={"device": name, **info}
+        "device", f"{name}, {backend}, {usable_bytes() / 1e9:.1f} GB may be used", figures={"device": name, **info}
     )
     versions = {package: installed(package) for package in _PACKAGES}
     versions |= {"python": platform.python_version(), "system": platform.platform()}

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import mlx.core as mx
+
 from runner.device import device, usable_bytes
 from scripts.tools import ROOT
 from scripts.tools.bench import drafts
@@ -98,7 +100,9 @@ def measured(size: str, turns: int, *, alone: bool) -> Mapping[str, list[dict[st
     with asyncio.Runner() as loop, ExitStack() as stack:
         chosen = servers(_options(turns), say, max(_STREAMS))[: 1 if alone else None]
         bare = BareLoop(SIZES[size], _SEED, stack)
-        served = serve(random_model(SIZES[size], _SEED, stack), chosen, stack, loop)
+        model = random_model(SIZES[size], _SEED, stack)
+        mx.clear_cache()  # its memory is for the servers
+        served = serve(model, chosen, stack, loop)
 
         async def ask(endpoint: Endpoint) -> dict[str, float]:
             speeds = {DECODE(streams): await decode(endpoint, prompts, streams) for streams in _STREAMS}
