@@ -22,7 +22,10 @@ from scripts.tools.models.checkpoints import CACHE_KINDS, Dtype, write_checkpoin
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import Quantization
 
-_PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "aiohttp", "msgspec", "llguidance")
+_PACKAGES = (
+    *("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "aiohttp", "msgspec", "llguidance"),
+    *("mlx-cuda-13", "nvidia-cuda-crt", "nvidia-cuda-nvrtc"),
+)
 _TAG = "device:latest"
 _CHECK_S = 120
 _FEW = 2
@@ -68,7 +71,8 @@ def packings(*, tiny: bool) -> Iterator[Row]:
             write_store(folder / packing, _TAG, plain, packing)
             yield verified(packing, _TAG, folder / packing)
 
-        plain = write_checkpoint(folder / "plain", "llama", overrides={"tie_word_embeddings": False})
+        head = {"tie_word_embeddings": False}  # so that it is packed, too
+        plain = write_checkpoint(folder / "plain", "llama", dtype="bfloat16", overrides=head)
         yield from guarded(typed, get_args(Dtype)[1:])
         yield from guarded(packed, get_args(Quantization)[: _FEW if tiny else None])
 
