@@ -9,14 +9,29 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 _LINUX = sys.platform == "linux"
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 10.0
 """The time in which threads and children that are just ending may end."""
-_ALLOWED = ("/dev/", "/proc/")
-"""Descriptors of the process: null and random devices, which libraries open once, and those of listings here."""
+
+
+class Kept(NamedTuple):
+    """What MLX and other libraries open or make once, for as long as the process runs."""
+
+    targets: tuple[str, ...]
+    """The beginnings of the targets of descriptors: null and random devices, and those of listings here."""
+    files: tuple[str, ...] = ()
+    """The names of files and directories."""
+
+
+_KEPT: Mapping[str, Kept] = {
+    "cpu": Kept(("/dev/", "/proc/")),
+    "gpu": Kept(("/dev/", "/proc/", "anon_inode:[eventfd]"), ("mlx",)),  # CUDA's events, and MLX's compiled kernels
+}
 
 
 def holdings() -> frozenset[str]:
@@ -44,7 +59,8 @@ def leftovers(before: frozenset[str]) -> frozenset[str]:
 
 def _names(place: str | Path) -> list[str]:
     """Returns what lies in a directory, but for what the tools of tests keep there: `.pytest_cache`, `.hypothesis`."""
-    return [name for name in os.listdir(place) if not name.startswith(".")]  # noqa: PTH208  # no paths: it is fast
+    kept = _kept().files
+    return [name for name in os.listdir(place) if not name.startswith(".") and name not in kept]  # noqa: PTH208  # fast
 
 
 def _children() -> list[str]:
@@ -75,4 +91,10 @@ def _target(number: str) -> str:
         target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # as above
     except OSError:  # that of the listing
         return ""
-    return "" if target.startswith(_ALLOWED) else target
+    return "" if target.startswith(_kept().targets) else target
+
+
+def _kept() -> Kept:
+    from runner.device import device  # imports MLX, which comes after the BLAS
+
+    return _KEPT[device()]

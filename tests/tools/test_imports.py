@@ -13,7 +13,10 @@ import pytest
 from tests import ROOT
 
 FOR_USERS = ("demo", "host", "conformance", "soak")
-FURTHER = ("conformance.faulty", "host.template_worker", "real.main")
+FURTHER = (
+    *("conformance.faulty", "host.template_worker", "real.main"),
+    *("device.__main__", "device.installed", "device.checks", "device.served"),
+)
 """Further modules that users run, or that tools spawn."""
 OURS = ("protocol", "runner", "scripts")
 

@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from runner import device
 from tests import linters
+from tests.lib.leftovers import holdings
 from tests.lib.patience import stretched
 
 _ROOT = Path(__file__).parents[2]
@@ -100,6 +103,21 @@ def test_what_a_test_leaves_is_named_and_one_that_waits_for_ever_fails(tmp_path:
     order = [said.index(words) for words in ("6 passed", "= mypy failed =", "Not a type", "s of processor time")]
     assert order == sorted(order), said
     assert "ruff" not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are not seen elsewhere")
+@pytest.mark.parametrize(("on", "left"), [("cpu", ["descriptor", "file mlx"]), ("gpu", [])])
+def test_what_mlx_keeps_on_a_gpu_is_nobodys(
+    on: str, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "device", lambda: on)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = holdings()
+    event = os.eventfd(0)
+    (tmp_path / "mlx").mkdir()
+    found = sorted(holdings() - before)
+    os.close(event)
+    assert [name.partition(" ")[0] if "descriptor" in name else name for name in found] == left
 
 
 def test_what_waits_in_c_shows_the_main_thread_first_and_ends_its_process(tmp_path: Path) -> None:

@@ -53,7 +53,12 @@ class Soaked:
 
     @property
     def failures(self) -> list[str]:
-        return [*self.faults, *self.tally.faults, *self._answers(), *self._latency(), *self._memory(), *self._end()]
+        return [*self.faults_beside_time, *self._latency()]
+
+    @property
+    def faults_beside_time(self) -> list[str]:
+        """The failures without those of a slow or busy machine."""
+        return [*self.faults, *self.tally.faults, *self._answers(), *self._memory(), *self._end()]
 
     def _answers(self) -> list[str]:
         tally, checker = self.tally, self.checker
