@@ -16,6 +16,7 @@ using std::exp, std::fma;
 
 struct bfloat {
   uint16_t bits;
+  bfloat() = default;
   explicit bfloat(float x) {
     uint32_t word;
     std::memcpy(&word, &x, 4);

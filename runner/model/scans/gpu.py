@@ -6,7 +6,9 @@ is added in an order that depends on `Dk` alone: first within a thread, then bet
 a prompt may be cut anywhere, and no row depends on the others: the bits are the same. Each product that is added goes
 through `FMA`, so that no compiler chooses.
 
-The inputs of the next token are read while the present one is computed: no read depends on the state.
+The inputs of the next token are read while the present one is computed: no read depends on the state. They are
+converted only when their turn comes, since a conversion would wait for them. A thread of a state with heads has `ROWS`
+rows, whose inputs along columns it reads once, and whose sums go from thread to thread one after the other.
 
 MLX's own `mx.fast.gated_delta_update` has kernels for Macs alone (0.32.4). On NVIDIA it is a loop over tokens, too.
 """
@@ -21,6 +23,8 @@ import mlx.core as mx
 _WARP, _WARPS = 32, 4
 _COLUMNS = 8
 """The most columns of a thread, unless a row has more than a warp's threads can share."""
+_ROWS = 4
+"""The rows of a thread, if a head has a multiple of them."""
 _CONSTANT = 8
 """The size from which an array is in Metal's `device` memory. There MLX keeps one source for each name and template,
 and compiles anew if the source differs. So all that MLX writes into the source by itself is in the template, too."""
@@ -50,7 +54,7 @@ _AXES = {"b": "TEXT", "h": "head", "k": "head / (Hv / Hk)", "r": "row"}
 
 
 class _Update(NamedTuple):
-    """A rule: the axes of its inputs, those of its state, and the update for one token, which sets `out`."""
+    """A rule: the axes of its inputs, those of its state, and the update for one token, which adds to `out`."""
 
     inputs: Mapping[str, str]
     state: str
@@ -61,39 +65,51 @@ _UPDATES = {
     "DECAY": _Update(
         {"q": "btkc", "k": "btkc", "v": "bthr", "g": "bth", "beta": "bth", "skip": "h"},
         "bhrc",
-        """const float change = beta * v;
-EACH { state[i] = FMA(k[i], change, state[i] * GATE); out = FMA(state[i], q[i], out); }
+        """ROW {
+  const float change = beta * v[j];
+  EACH { state[j][i] = FMA(k[i], change, state[j][i] * GATE); out[j] = FMA(state[j][i], q[i], out[j]); }
+}
 TOTAL(out)
-out = FMA(skip, v, out);""",
+ROW out[j] = FMA(skip, v[j], out[j]);""",
     ),
     "DELTA": _Update(
         {"q": "btkc", "k": "btkc", "v": "bthr", "g": "bth", "beta": "bth"},
         "bhrc",
-        """float seen = 0;
-EACH { state[i] *= GATE; seen = FMA(state[i], k[i], seen); }
+        """float seen[ROWS] = {};
+ROW EACH { state[j][i] *= GATE; seen[j] = FMA(state[j][i], k[i], seen[j]); }
 TOTAL(seen)
-const float change = (v - seen) * beta;
-EACH { state[i] = FMA(k[i], change, state[i]); out = FMA(state[i], q[i], out); }
+ROW {
+  const float change = (v[j] - seen[j]) * beta;
+  EACH { state[j][i] = FMA(k[i], change, state[j][i]); out[j] = FMA(state[j][i], q[i], out[j]); }
+}
 TOTAL(out)""",
     ),
     "WKV": _Update(
         {"r": "bthc", "w": "bthc", "k": "bthc", "v": "bthr", "a": "bthc", "b": "bthc"},
         "bhrc",
-        """float seen = 0;
-EACH { seen = FMA(state[i], a[i], seen); }
+        """float seen[ROWS] = {};
+ROW EACH seen[j] = FMA(state[j][i], a[i], seen[j]);
 TOTAL(seen)
-EACH { state[i] = FMA(b[i], seen, FMA(k[i], v, state[i] * w[i])); out = FMA(state[i], r[i], out); }
+ROW EACH {
+  state[j][i] = FMA(b[i], seen[j], FMA(k[i], v[j], state[j][i] * w[i]));
+  out[j] = FMA(state[j][i], r[i], out[j]);
+}
 TOTAL(out)""",
     ),
     "SELECTIVE": _Update(
         {"x": "btr", "dt": "btr", "A": "rc", "B": "btc", "C": "btc", "D": "r"},
         "brc",
-        """const float change = dt * x;
-EACH { state[i] = FMA(B[i], change, state[i] * EXP(dt * A[i])); out = FMA(state[i], C[i], out); }
+        """ROW {
+  const float change = dt[j] * x[j];
+  EACH {
+    state[j][i] = FMA(B[i], change, state[j][i] * EXP(dt[j] * A[j][i]));
+    out[j] = FMA(state[j][i], C[i], out[j]);
+  }
+}
 TOTAL(out)
-out = FMA(D, x, out);""",
+ROW out[j] = FMA(D[j], x[j], out[j]);""",
     ),
-    "LINEAR": _Update({"x": "btr", "a": "btr"}, "br", "out = state[0] = FMA(a, state[0], x);"),
+    "LINEAR": _Update({"x": "btr", "a": "btr"}, "br", "ROW out[j] = state[j] = FMA(a[j], state[j], x[j]);"),
 }
 
 
@@ -115,13 +131,14 @@ def prepared(
     }
     heads, rows, width = (sizes.get(axis, 1) for axis in "hrc")
     lanes = min(_WARP, 1 << (-(-width // _COLUMNS) - 1).bit_length())
-    counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes}
+    each = _ROWS if "h" in axes["state"] and rows % _ROWS == 0 else 1
+    counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes, "ROWS": each}
     types = [(f"T_{name}", kind) for name, kind in zip(names, kinds, strict=True)]
     small = sum(mx.metal.is_available() << at for at, shape in enumerate(shapes) if prod(shape) < _CONSTANT)
     return partial(
         _kernel(rule, names, tuple(map(len, shapes))),
         template=[*counts.items(), ("PER", -(-width // lanes)), ("Y", dtype), *types, ("SMALL", small)],
-        grid=(_WARP, -(-heads * rows * lanes // _WARP), sizes["b"]),
+        grid=(_WARP, -(-heads * rows // each * lanes // _WARP), sizes["b"]),
         threadgroup=(_WARP, _WARPS, 1),
     )
 
@@ -147,44 +164,55 @@ def source(rule: str, dimensions: Mapping[str, int], *, metal: bool) -> str:
     """Returns the body of the kernel for arrays with these numbers of dimensions. It sees their numbers by name."""
     axes, update = axes_of(rule, dimensions), _UPDATES[rule].text
     fixed, moving = ([name for name in axes if ("t" in axes[name]) == moves] for moves in (False, True))
+    ahead = [f"{_loops(axes[name])} next_{name}{_one(axes[name])} = {_read(name, axes[name])};" for name in moving]
     lines = [
         *_DEVICES[metal],
         "#define COLUMN (lane + i * LANES)",
         "#define EACH UNROLLED for (int i = 0; i < PER; ++i)",
-        "#define TOTAL(x) UNROLLED for (int far = 1; far < LANES; far *= 2) x += AT_DISTANCE(x, far);",
+        "#define ROW UNROLLED for (int j = 0; j < ROWS; ++j)",
+        "#define TOTAL(x) UNROLLED for (int far = 1; far < LANES; far *= 2) ROW x[j] += AT_DISTANCE(x[j], far);",
         f"#define GATE {'g[i]' if 'c' in axes.get('g', '') else 'g'}",
-        f"const int lane = LANE % LANES, place = GROUP * ({_WARP} / LANES) + LANE / LANES;",
+        f"const int lane = LANE % LANES, place = (GROUP * ({_WARP} / LANES) + LANE / LANES) * ROWS;",
         "const bool live = place < Hv * Dv;",
         "const int head = live ? place / Dv : 0, row = live ? place % Dv : 0;",
         f"const int tokens = {moving[0]}_shape[1];",
         *(f"const auto {name}_at = {name}{_offset(name, axes[name])};" for name in axes),
         "{",
-        "float state[PER] = {};",
-        *(_declared(name, axes[name]) for name in fixed if name != "state"),
-        *(_read(name, name, axes[name]) for name in fixed),
-        *(_declared(f"next_{name}", axes[name]) for name in moving),
-        "for (int t = -1; t < tokens; ++t) {",
-        *(_declared(name, axes[name]) for name in moving),
-        *(("EACH {0}[i] = next_{0}[i];" if "c" in axes[name] else "{0} = next_{0};").format(name) for name in moving),
-        "const int ahead = t + 1 < tokens ? t + 1 : t;",
-        *(_read(f"next_{name}", name, axes[name]) for name in moving),
-        "if (t < 0) continue;",
-        "float out = 0;",
+        *(f"float {name}{_many(axes[name])};" for name in axes),
+        *(f"{_loops(axes[name])} {name}{_one(axes[name])} = float({_read(name, axes[name])});" for name in fixed),
+        *(f"T_{name} next_{name}{_many(axes[name])};" for name in moving),
+        "int ahead = 0;",
+        *ahead,
+        "for (int t = 0; t < tokens; ++t) {",
+        *(f"{_loops(axes[name])} {name}{_one(axes[name])} = float(next_{name}{_one(axes[name])});" for name in moving),
+        "if (t + 1 < tokens) ahead = t + 1;",
+        *ahead,
+        "float out[ROWS] = {};",
         f"if ({'mask != 0' if 'mask' in axes else 'true'}) {{",
         update,
         "}",
-        "if (live && lane == 0) y[(int64_t(TEXT) * tokens + t) * (Hv * Dv) + place] = static_cast<Y>(out);",
+        "if (live && lane == 0)",
+        "ROW y[(int64_t(TEXT) * tokens + t) * (Hv * Dv) + place + j] = static_cast<Y>(out[j]);",
         "}",
-        "if (live) {",
-        "EACH if (COLUMN < Dk) after[(int64_t(TEXT) * (Hv * Dv) + place) * Dk + COLUMN] = state[i];",
-        "}",
+        "if (live)",
+        "ROW EACH if (COLUMN < Dk) after[(int64_t(TEXT) * (Hv * Dv) + place + j) * Dk + COLUMN] = "
+        f"state{_one(axes['state'])};",
         "}",
     ]
     return "\n".join(lines)
 
 
-def _declared(name: str, axes: str) -> str:
-    return f"float {name}{'[PER] = {}' if 'c' in axes else ' = 0'};"
+def _many(axes: str) -> str:
+    """Returns the declarator of a thread's numbers of an array for one token."""
+    return "[ROWS]" * ("r" in axes) + "[PER]" * ("c" in axes)
+
+
+def _one(axes: str) -> str:
+    return "[j]" * ("r" in axes) + "[i]" * ("c" in axes)
+
+
+def _loops(axes: str) -> str:
+    return "ROW " * ("r" in axes) + "EACH" * ("c" in axes)
 
 
 def _offset(name: str, axes: str) -> str:
@@ -192,10 +220,9 @@ def _offset(name: str, axes: str) -> str:
     return "".join(f" + {_AXES[axis]} * {name}_strides[{index}]" for index, axis in enumerate(axes) if axis in _AXES)
 
 
-def _read(into: str, name: str, axes: str) -> str:
-    """Returns the statement that reads the numbers of the token `ahead`, or those for all tokens."""
-    token = f"ahead * {name}_strides[1]" if "t" in axes else "0"
-    if "c" not in axes:
-        return f"{into}{'[0]' if name == 'state' else ''} = float({name}_at[{token}]);"
-    place = f"{token} + COLUMN * {name}_strides[{axes.index('c')}]"
-    return f"EACH {into}[i] = COLUMN < Dk ? float({name}_at[{place}]) : 0.0f;"
+def _read(name: str, axes: str) -> str:
+    """Returns the number of the token `ahead`, or the one for all tokens; 0 beyond the columns."""
+    factors = {"t": "ahead", "r": "j", "c": "COLUMN"}
+    place = " + ".join(f"{factors[axis]} * {name}_strides[{at}]" for at, axis in enumerate(axes) if axis in factors)
+    number = f"{name}_at[{place or '0'}]"
+    return f"COLUMN < Dk ? {number} : T_{name}(0.0f)" if "c" in axes else number
