@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from scripts.tools.host.lib import Client, Request
 from scripts.tools.host.lib.generations import G
 from tests.process.conftest import RANDOM, REQUEST_S, running
@@ -13,7 +11,6 @@ from tests.process.conftest import RANDOM, REQUEST_S, running
 HOST = replace(G, request_timeout_s=REQUEST_S)
 
 
-@pytest.mark.full
 async def test_grammars_that_nobody_uses_do_not_fill_a_small_budget(models_dir: Path) -> None:
     """Each takes 3 MB while it is used: five fill the budget."""
     with running(RANDOM, models_dir, "--memory", "16M", generation=HOST) as process:
