@@ -135,6 +135,14 @@ def pytest_timeout_cancel_timer() -> None:
     faulthandler.unregister(signal.SIGALRM)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Freezes what the modules hold, and what lasts of the tests before: collecting that again takes a third of a
+    second, and many tests collect."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A directory of this process alone for temporary files, so that leftovers are its own. Other users may go
@@ -165,9 +173,3 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left = leftovers(before)
     assert not left, f"left behind: {', '.join(sorted(left))}"
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Freezes what the tests' modules hold: a collection takes a third of a second with it, and some tests collect."""
-    gc.collect()
-    gc.freeze()

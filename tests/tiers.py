@@ -38,6 +38,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/model/architectures/test_mended.py::test_a_field_that_no_module_reads_is_reported": ("olmoe-*", "smollm3-*"),
     "tests/model/cache/test_memory.py::test_what_is_counted_is_what_is_held": ("qwen3_next",),
+    "tests/model/cache/test_trie_together_faults.py::test_whatever_breaks_the_others_go_on": (
+        *("*-FakeRecurrentState-*", "*-SequenceLayers-*", "*-PrefixTrie-*", "*-LiveSequences-*"),
+    ),
     "tests/model/cache/test_memory.py::test_a_long_prefill_leaves_states_behind_and_no_forward": ("qwen3_next",),
     "tests/model/cache/test_disk.py::test_a_restored_answer_is_what_the_writer_would_have_answered": (
         "*-one turn more",
@@ -111,14 +114,14 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_drafts.py::test_one_of_them_may_end_anywhere_in_a_round": (
         *("falcon_h1-[147]-*", "a head-2-random", "an assistant-2-random"),
     ),
-    "tests/model/engine/test_drafts.py::test_formats_look_ahead_for_each_of_them": ("*-random-*-qwen3_next",),
+    "tests/model/engine/test_drafts.py::test_formats_look_ahead_for_each_of_them": ("*-random-0 *-qwen3_next",),
     "tests/model/engine/test_drafts.py::test_answers_come_and_go_and_some_find_no_memory": ("gemma3",),
     "tests/model/engine/test_drafted.py::test_some_have_known_text_and_a_model_drafts_for_the_others": ("a head",),
     "tests/model/engine/test_drafted.py::test_the_drafts_of_each_are_those_of_its_whole_text": (
         *("a head", "blocks behind windows"),
     ),
     "tests/model/engine/test_drafts.py::test_drafts_change_nothing_in_a_format": ("forced text between-*-right-*",),
-    "tests/model/engine/test_drafts.py::test_an_answer_may_end_anywhere_in_a_round": ("gemma3-[148]-*", "gemma3-11-*"),
+    "tests/model/engine/test_drafts.py::test_an_answer_may_end_anywhere_in_a_round": ("gemma3-4-*", "gemma3-11-*"),
     "tests/model/engine/test_drafts.py::test_a_model_that_is_the_answers_own_is_always_right": ("gemma3",),
     "tests/model/engine/test_drafts.py::test_answers_are_drafted_behind_pictures": (
         "gemma4-seeing-an assistant-True",
@@ -178,9 +181,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_pictures_cached.py": ("qwen3.5-seeing*",),
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_loading.py::test_memory_stays_near_the_size_of_the_weights": ("file",),
-    "tests/model/loading/test_sources.py::test_a_source_computes_the_same_from": (
-        *("llama", "qwen3.5-moe", "gpt-oss"),
-    ),
+    "tests/model/loading/test_loading.py::test_few_files_that_may_be_open_are_enough": NONE,
+    "tests/model/loading/test_sources.py::test_a_source_computes_the_same_from": ("qwen3.5-moe", "gpt-oss"),
     "tests/model/loading/test_check_trial.py::test_a_tensor_that_holds_no_numbers_is_named": ("nan",),
     "tests/model/loading/test_odd_json.py::test_a_file_is_served_or_refused_by_its_name": (
         *("config.json", "tokenizer.json", "model.safetensors.index.json"),
@@ -205,6 +207,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/hostile/test_formats.py": NONE,
     "tests/process/hostile/test_media.py::test_a_client_leaves_while_its_medium_is_encoded": ("a picture",),
     "tests/process/hostile/test_media.py::test_a_client_leaves_while_its_sound_is_measured": NONE,
+    "tests/process/hostile/test_media.py::test_a_file_without_sound_is_refused_for_next_to_nothing": NONE,
+    "tests/process/hostile/test_media.py::test_a_sound_of_four_gigabytes_by_its_header_is_heard_to_the_end_of_the_file": NONE,  # noqa: E501
+    "tests/process/faults/test_fatal.py::test_the_process_ends_with_one_line_when_the_engine_dies": ("sample*",),
     "tests/process/launcher/test_launch.py": ("", "command-symlink", "script-descriptor"),
     "tests/process/launcher/test_hand_over.py": NONE,
     "tests/process/launcher/test_hand_over.py::test_a_tower_that_only_ollamas_runner_may_load_is_taken_over": ALL,
@@ -216,8 +221,12 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/ranks/test_failures.py::test_a_follower_is_killed_in_an_answer": ALL,
     "tests/process/ranks/test_follow.py::test_loads_follow_each_other_and_end_with_their_service": NONE,
     "tests/process/test_score.py::test_scores_of_pictures_are_those_of_a_completion": NONE,
-    "tests/process/test_check.py::test_a_format_is_compiled_as_for_a_request": ('"json"', "*path*"),
-    "tests/process/test_exit.py": ("prefill*", "idle*", "decode*"),
+    "tests/process/test_check.py::test_a_format_is_compiled_as_for_a_request": ("*path*",),
+    "tests/process/test_check.py::test_the_report_has_a_line_for_a_format": NONE,
+    "tests/process/test_formats.py": NONE,
+    "tests/process/test_spawn.py::test_a_shorter_context_is_reported_and_enforced": NONE,
+    "tests/process/test_disk.py::test_a_killed_process_leaves_its_conversations": NONE,
+    "tests/process/test_exit.py": ("prefill*", "idle*"),
     "tests/process/test_refusals.py::test_a_broken_store_is_one_line_and_exit_status_1": (
         "blob missing",
         "tensor missing",
@@ -227,19 +236,22 @@ FULL: Mapping[str, tuple[str, ...]] = {
     # Tools: the cases of the conformance suite that need no process of their own, benchmarks and soaks by their parts.
     **{
         f"tests/tools/bench/test_runs.py::test_{name}": NONE
-        for name in ("start", "decode", "families", "parallel", "ttft")
+        for name in (
+            *("start", "decode", "families", "parallel", "ttft", "ollamas_own_runner_gets_the_model_in_a_store"),
+            *("a_contender_that_does_not_start_is_named_by_what_it_says", "embeddings"),
+        )
     },
     "tests/tools/conformance/test_conformance.py::test_case": (
         "1[569]-*-H",
         "[2-46]?-*-H",
         "5[02-9]-*-H",
         "7[0-5]-*-H",
-        "12.4-*",
-        "12.15-*",
+        *("11.9-*-H", "12.4-*", "12.15-*"),
         "12.3[39]-*",
         "12.4[14]-*",
     ),
-    "tests/tools/conformance/test_failures.py::test_bad_manners_fail_their_cases": ("short",),
+    "tests/tools/conformance/test_failures.py": NONE,
+    "tests/tools/conformance/test_report.py::test_an_executable_that_does_not_start_is_told_at_once": NONE,
     "tests/tools/conformance/test_report.py::test_a_failure_is_exit_status_1": NONE,
     "tests/tools/conformance/test_report.py::test_a_runner_of_two_ranks_is_asked_what_it_answers_as_one_does": NONE,
     "tests/tools/scripts/test_device.py::test_nothing_is_wrong_here": ("some",),
@@ -257,6 +269,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     # Units: one kind of layer where memory is waited for, one field where all are read alike, no long random search.
     "tests/unit/test_cpu.py::test_every_product_is_right_on_other_processors": NONE,
     "tests/unit/test_kernel_memory.py::test_kernels_of_other_widths_compute_the_same": NONE,
+    "tests/unit/test_gpu_scans.py::test_scans_for_gpus_are_exact_whatever_the_cuts_and_rows": ("cuda-*",),
+    "tests/unit/test_conftest.py::test_what_waits_in_c_shows_the_main_thread_first_and_ends_its_process": NONE,
     "tests/unit/cache/test_batch.py::test_a_batch_holds_nothing_but_itself": ("window",),
     "tests/unit/cache/test_batch.py::test_what_is_absorbed_keeps_no_batch_alive": ("window-200",),
     "tests/unit/cache/test_snapshots.py::test_what_is_copied_out_keeps_no_buffer_alive": ("plain-8", "window-1"),
@@ -275,6 +289,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
         *("2 repeat", "2 repeat and 2 fresh", "4 agents"),
     ),
     "tests/unit/media/test_decode_process.py::test_the_memory_that_is_counted_is_enough": NONE,
+    "tests/unit/media/test_decode_process.py::test_it_gets_the_memory_that_a_sound_of_its_length_takes": NONE,
+    "tests/unit/media/test_decode_process.py::test_it_gets_the_processor_time_that_a_medium_of_its_size_takes": NONE,
     "tests/unit/media/test_fuzz.py::test_a_damaged_picture_is_read_or_refused": ("jpeg", "png", "gif", "webp"),
     "tests/unit/protocol/test_go.py::test_more_structure_than_any_request_has_is_refused_unread": ("keys", "lists"),
     "tests/unit/sampling/test_batch.py::test_a_row_draws_in_any_mix_what_it_draws_alone": (

@@ -138,12 +138,16 @@ def compiled_grammar(spec: RequestSpec, late: Callable[[], int] = lambda: 0) -> 
     return compiled
 
 
+@cache
+def _matcher(grammar: str, eos: frozenset[int]) -> LLMatcher:
+    return LLMatcher(make_vocabulary(tokenizer(eos), VOCAB), LLMatcher.grammar_from_lark(grammar), log_level=0)
+
+
 class GrammarRules:
     """llguidance's own verdict on an answer, from its first token on."""
 
     def __init__(self, spec: RequestSpec, tokens: Sequence[int]) -> None:
-        vocabulary = make_vocabulary(tokenizer(spec.eos), VOCAB)
-        self._matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(spec.grammar), log_level=0)
+        self._matcher = _matcher(spec.grammar, spec.eos).deep_copy()
         self._forced: list[int] = []
         for token in tokens:
             self._take(token)

@@ -126,7 +126,7 @@ def multiply(a, b, c, alpha, beta, trans_a=NONE, trans_b=TRANSPOSED, extra=0):
     return out[:m, :n]
 
 
-for _ in range(600):
+for _ in range(200):
     m, n, k = choose((0, *range(1, 11), 17)), choose((0, 1, 2, 3, 4, 7, 8, 9, 31, 100)), choose((0, *range(1, 40), 127))
     forms = choose((NONE, TRANSPOSED)), choose((NONE, TRANSPOSED))
     alpha, beta = choose((1.0, 1.0, 0.5, 0.0, -2.0)), choose((0.0, 0.0, 1.0, 0.25))
@@ -145,7 +145,7 @@ same = all(np.array_equal(rows, whole[: len(rows)]) for rows in alone)
 
 shared = ctypes.CDLL(path).shim_shared
 counts, found = [shared()], []
-for rows in ((1, 3, 8), (9, 16, 100, 257, 300)):
+for rows in ((1, 3, 8), (9, 100, 257)):
     for m, n, k in ((m, n, k) for m in rows for n in (97, 2001) for k in (65, 1111)):
         for form in (NONE, TRANSPOSED):
             a, b = (numbers.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
@@ -166,7 +166,7 @@ def results(_):
 
 first = results(0)
 with ThreadPoolExecutor(4) as callers:
-    for several in callers.map(results, range(30)):
+    for several in callers.map(results, range(12)):
         assert all(map(np.array_equal, first, several)), "callers on several threads disturb each other"
 print(same, counts[1] - counts[0], counts[2] - counts[1], digest)
 """

@@ -37,8 +37,13 @@ WINGS = ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers
 
 
 @cache
+def tree_of(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
 def import_nodes(source: str) -> Sequence[ast.Import | ast.ImportFrom]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in ast.walk(tree_of(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 @cache
@@ -278,7 +283,7 @@ def test_a_public_name_stands_once() -> None:
     names = Counter(
         node.name
         for path in sources()
-        for node in ast.parse(path.read_text()).body
+        for node in tree_of(path.read_text()).body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} <= {"Model", "ModelArgs", "main", "serve"}

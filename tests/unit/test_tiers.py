@@ -2,6 +2,7 @@
 
 import ast
 import os
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.limits import SHOWN, lines
 from tests.tiers import ASIDE, FULL, aside, is_full, is_full_file, may_hold
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     return {
         node.name

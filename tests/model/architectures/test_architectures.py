@@ -5,7 +5,7 @@ A question is a function over a `Subject`; those that do not concern an architec
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -26,7 +26,6 @@ from scripts.tools.models.tiny import words
 from tests.lib.driver import ask_uncached, forwards_at_once, largest
 from tests.model.architectures import caching, loading, splitting
 from tests.model.architectures.subject import SERVED, Subject
-from tests.model.ranks.pair import Pair, pair
 
 QUESTIONS: tuple[Callable[[Subject], None], ...] = (
     loading.loads_from_a_directory,
@@ -45,14 +44,11 @@ ROUNDED = ("deepseek_v32", "glm_moe_dsa")
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_an_architecture(name: str, two: Pair, tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_an_architecture(name: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
     subject = Subject(name, tmp_path)
     for question in QUESTIONS:
         with subtests.test(question.__name__):
             question(subject)
-    if splitting.can_split(name):
-        with subtests.test("computes the same over two ranks"):
-            splitting.computes_the_same_over_two_ranks(subject, two)
 
 
 @pytest.mark.full
@@ -62,13 +58,6 @@ def test_an_architecture_with_packed_weights(name: str) -> None:
     caching.changes_no_answer_by_leaving_out_padding(name)
     if name not in ROUNDED:
         caching.answers_together_as_alone_to_the_bit(name)
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A group of two processes for all architectures."""
-    with pair(tmp_path_factory.mktemp("pair")) as members:
-        yield members
 
 
 def test_no_architecture_is_left_out() -> None:

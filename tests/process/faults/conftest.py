@@ -1,6 +1,5 @@
 """Fixtures for the tests of faults."""
 
-import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +13,11 @@ __all__ = ["models_dir", "start"]
 
 
 @pytest.fixture
-def quiet(frozen: None) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Disables the log: thousands of tracebacks help nobody, and keeping them keeps the arrays of their frames."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
-
-
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[None]:
-    """Makes Python's garbage collector skip the modules and tests that exist already."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def test_families(measured: Callable[..., Found]) -> None:
 
 
 def test_trace(measured: Callable[..., Found], tmp_path: Path) -> None:
-    words = ("trace", "--kind=hyb", "--percent=50", "--scale=0.02")
+    words = ("trace", "--kind=hyb", "--percent=50", "--scale=0.005")
     generated = measured(*words, "--only=retries", f"--write={tmp_path}", "--block-size=8")
     read = measured(*words, f"--file={tmp_path / 'retries.jsonl'}", "--block-size=8")
     (row,), (other,) = generated["rows"], read["rows"]

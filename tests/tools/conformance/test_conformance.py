@@ -1,21 +1,12 @@
 """Every case against this repository's runner as the newest generation of hosts sees it, and one as each older one."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from scripts.tools.conformance import CASES, Case, Outcome, Runners, run
-from scripts.tools.conformance.models import (
-    COHERE,
-    EMBEDDING,
-    EMBEDDING_MEDIA,
-    HEARING,
-    MAIN,
-    SEEING,
-    SENTENCEPIECE,
-    SMALL,
-    UNIFIED,
-)
+from scripts.tools.conformance import CASES, Case, Outcome, Runners, models, run
+from scripts.tools.conformance.models import MAIN
 from scripts.tools.conformance.report import Report, as_markdown
 from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 from scripts.tools.host.lib import G_PRIME, GENERATIONS, Generation, H
@@ -27,6 +18,7 @@ RUNS = [
     (case, generation) for case in CASES for generation, part in case.parts(GENERATIONS).items() if part is generation
 ]
 """All that the document shows; `scripts/conformance` does them."""
+MODELS = {getattr(models, name) for name in dir(models) if name.isupper()} - {models.UNSUPPORTED}
 SMOKE = "21-own-words"
 CHOSEN = [
     run
@@ -37,10 +29,14 @@ CHOSEN = [
 
 
 @pytest.fixture(scope="session")
-def runners() -> Iterator[Runners]:
-    """One for all cases. What they share is started before the first of them, and so belongs to none."""
+def runners(request: pytest.FixtureRequest) -> Iterator[Runners]:
+    """One for all cases. What they share is started before the first of them, and so belongs to none: the models that
+    their modules name."""
+    chosen = {item.nodeid.partition("[")[2] for item in request.session.items}
+    modules = {case.check.__module__ for case, one in CHOSEN if f"{case.id}-{one.letter}]" in chosen}
+    named = {value for module in modules for value in vars(sys.modules[module]).values() if isinstance(value, str)}
     with Runners(RUNNER, faulty=FAULTY) as runners:
-        for model in (MAIN, SMALL, SENTENCEPIECE, SEEING, HEARING, UNIFIED, EMBEDDING, EMBEDDING_MEDIA, COHERE):
+        for model in {MAIN} | MODELS & named:
             runners.shared(H, model)
         runners.shared(G_PRIME, MAIN)
         yield runners

@@ -238,7 +238,7 @@ def _numbers(value: object) -> list[float]:
     return [value] if isinstance(value, int | float) else []
 
 
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(ending(), ending(1, more=()), SEEDS)
 def test_every_answer_ends_within_the_documented_bound(schema: Schema, x: Schema, seed: int) -> None:
     check(schema, x, seed)

@@ -53,10 +53,10 @@ def test_nonsense_is_left_to_llguidance(keyword: str) -> None:
     few: dict[str, object] = {"type": "boolean"}
     array: dict[str, object] = {"type": "array", "items": few, "uniqueItems": True}
     named: dict[str, object] = {"type": "object", "propertyNames": {"enum": ["a"]}, "properties": {"b": few}}
-    for value in NONSENSE:
+    for place, value in enumerate(NONSENSE):
         arrays = array, {**array, "contains": few}, {**array, "contains": value, "minContains": 2}
-        for base in (*arrays, named, {**named, "propertyNames": value}):
-            part = {**base, keyword: value}
-            within = {"items": part}, {"propertyNames": part}, {**named, "propertyNames": {keyword: value}}
-            for schema in (part, *within):
-                pruned(rewritten(format_of({**schema, "x": 1})))
+        bases = *arrays, named, {**named, "propertyNames": value}
+        part = {**bases[place % len(bases)], keyword: value}
+        within = {"items": part}, {"propertyNames": part}, {**named, "propertyNames": {keyword: value}}
+        for schema in (part, *within):
+            pruned(rewritten(format_of({**schema, "x": 1})))
