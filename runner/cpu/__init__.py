@@ -4,8 +4,8 @@ MLX's CPU wheel computes most results one number at a time, on one thread. If a 
 is loaded before MLX with RTLD_GLOBAL, the library's functions replace MLX's, in this process only. Without such a
 library, answers are the same up to rounding, but take many times longer.
 
-* `_shim`, from `blas.c`, replaces the reference BLAS. It passes products to the OpenBLAS inside numpy's wheel, and
-  divides them among its own threads (`pool.h`); `rows.h` has the products of a decode step. OpenBLAS's own threads
+* `_shim`, from `blas.c`, replaces the reference BLAS. It divides products among its own threads (`pool.h`). `rows.h`
+  has those with transposed matrices; the OpenBLAS inside numpy's wheel computes the others. OpenBLAS's own threads
   are not used: with them, a product takes many times as long while other programs use the cores, and the last bits of
   the result depend on the number of threads.
 * `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights, the choice

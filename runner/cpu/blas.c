@@ -2,8 +2,8 @@
  *
  * libmlx.so imports exactly three CBLAS functions. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them and
  * forwards each call to the OpenBLAS inside numpy's wheel, whose functions take 64-bit sizes and are passed once to
- * shim_use(). Products with few rows (a decode step has one row per sequence) are computed here or go to gemv: gemm would
- * first pack the whole weight matrix, which costs more than the product. Large products are computed in blocks, which
+ * shim_use(). Products with transposed matrices are computed here, of few rows with others by gemv: gemm would first
+ * pack the whole matrix, which costs more than the product. Large products are computed in blocks, which
  * threads may share. MLX passes row-major operands only. */
 #include <malloc.h>
 #include <stdint.h>
@@ -23,21 +23,28 @@ typedef void (*sgemv_fn)(int, int, size64, size64, float, const float *, size64,
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, FEW_ROWS = 4 };
 
-/* Products of up to MOST_ROWS rows with a transposed matrix; NULL where the processor has no wide vectors. */
-typedef void (*rows_fn)(int, size64, size64, float, const float *, size64, const float *, size64, float, float *, size64);
-enum { MOST_ROWS = 8, MOST_WIDE = 8 };
+/* Products with a transposed matrix; NULL where the processor has no wide vectors. */
+typedef void (*rows_fn)(size64, size64, size64, float, const float *, size64, const float *, size64, float, float *, size64);
+enum {
+  ANSWERS = 8,      /* rows of decode steps, at most */
+  COPIED_FROM = 24, /* rows, beyond which weights are copied */
+  STRIP = 48,       /* columns of those */
+  AT_ONCE = 768,    /* numbers of a row: a strip of them stays in the second-level cache */
+};
 
 #if defined(__x86_64__) && defined(__GNUC__)
+typedef float quarter __attribute__((vector_size(16), aligned(4), may_alias));
+
 #define NAME(WORD) WORD##_avx512
 #define TARGET "avx512f"
 #define WIDTH 16
-#define REGISTERS 32
+#define TILE_ROWS 6
 #include "rows.h"
 
 #define NAME(WORD) WORD##_avx2
 #define TARGET "avx2,fma"
 #define WIDTH 8
-#define REGISTERS 16
+#define TILE_ROWS 3
 #include "rows.h"
 
 static rows_fn find_rows(void) {
@@ -54,7 +61,7 @@ static sgemm_fn sgemm;
 static dgemm_fn dgemm;
 static cgemm_fn cgemm;
 static sgemv_fn sgemv;
-static rows_fn few_rows;
+static rows_fn rows_of;
 static int share_many, share_few;
 
 enum {
@@ -85,7 +92,7 @@ void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v) {
   dgemm = d;
   cgemm = c;
   sgemv = v;
-  few_rows = find_rows();
+  rows_of = find_rows();
 }
 
 static int64_t calls, shared;
@@ -112,8 +119,8 @@ static const float *at(const float *x, size64 ld, int trans, size64 row, size64 
 static void multiply(const sgemm_product *p, size64 row, size64 rows, size64 column, size64 columns) {
   const float *a = at(p->a, p->lda, p->trans_a, row, 0), *b = at(p->b, p->ldb, p->trans_b, 0, column);
   float *c = p->c + row * p->ldc + column;
-  if (few_rows && p->trans_a == NO_TRANS && p->trans_b == TRANS && p->m <= MOST_ROWS) {
-    few_rows(rows, columns, p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
+  if (rows_of && p->trans_a == NO_TRANS && p->trans_b == TRANS) {
+    rows_of(rows, columns, p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
   } else if (p->trans_a == NO_TRANS && p->m <= FEW_ROWS && p->k > 0) { /* gemv does nothing for k == 0 */
     for (size64 each = 0; each < rows; each++) {
       const float *x = a + each * p->lda;
@@ -156,9 +163,9 @@ void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float
     return;
   }
   int count = parts(m, BLOCK_ROWS) * parts(n, BLOCK_COLUMNS);
-  if (count > 1 && (m <= MOST_ROWS ? share_few : share_many)) {
+  if (count > 1 && (m <= ANSWERS ? share_few : share_many)) {
     shared++;
-    share(multiply_block, &product, count, m <= MOST_ROWS);
+    share(multiply_block, &product, count, m <= ANSWERS);
   } else {
     for (int block = 0; block < count; block++) multiply_block(&product, block);
   }

@@ -199,10 +199,10 @@ Maybe scaled_rows_and(const array &scaled, const array &other, mx::StreamOrDevic
 Maybe weighted_experts(const array &rows, const array &weights, mx::StreamOrDevice s) {
   const array *each = input_of(rows, "Squeeze"), *numbers = input_of(weights, "ExpandDims");
   auto *product = each ? operation_of<ExpertProduct>(*each) : nullptr;
-  if (!product || product->form != ExpertProduct::EACH || !numbers || rows.dtype() != mx::float32 || numbers->dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
+  if (!product || !numbers || numbers->dtype() != mx::float32 || !serves(s, rows)) return std::nullopt;
   auto chosen = each->inputs()[1].shape(), shape = chosen, ones = chosen;
   shape.push_back(each->shape(-1)), ones.push_back(1);
-  if (numbers->shape() != chosen || weights.shape() != ones || rows.shape() != shape || each->shape(-2) != 1) return std::nullopt;
+  if (numbers->shape() != chosen || weights.shape() != ones || rows.shape() != shape) return std::nullopt;
   ExpertProduct fused = *product;
   fused.form = ExpertProduct::WEIGHTED;
   return make(s, std::move(fused), mx::float32, joined(each->inputs(), {*numbers}));

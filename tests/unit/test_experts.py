@@ -7,11 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.activations import silu
-from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.activations import swiglu, swiglu_oai
-from mlx_lm.models.switch_layers import SwitchGLU
 
-from runner.model.forwards import replace_forwards
 from tests.lib.kernels import calls, use
 from tests.unit.test_kernels import PACKINGS, Packing, assert_close, by_kernels, by_mlx, made, wide
 
@@ -184,25 +181,6 @@ def test_experts_are_two_operations_up_to_their_weighted_sum(
         assert odd.tolist() == [[(row, at) in ((0, 3), (1, 2)) for at in range(7)] for row in range(2)]
 
 
-def test_many_tokens_are_computed_as_few_are() -> None:
-    """mlx-lm sorts the rows of 64 and more, which takes other operations."""
-    replace_forwards()
-    layer = SwitchGLU(64, 64, EXPERTS)
-    quantize(layer, 32, 8)
-    x, weights = made(1, 40, 64), made(1, 40, CHOSEN, seed=1)
-    experts = mx.array(np.random.default_rng(2).integers(0, EXPERTS, weights.shape).astype(np.uint32))
-    mx.eval(layer.parameters(), x, weights, experts)
-
-    def compute(count: int) -> mx.array:
-        each = layer(x[:, :count], experts[:, :count])
-        return (each * weights[:, :count, :, None]).sum(axis=-2)
-
-    before = calls()
-    whole = by_kernels(lambda: compute(40))
-    assert calls() == before + 2
-    assert mx.array_equal(whole[:, :5], compute(5))
-
-
 def test_what_only_looks_like_experts_is_left_alone() -> None:
     layers = Experts(PACKINGS[7], "of GPT-OSS, with biases")
     first, second = (
@@ -211,7 +189,10 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
     x, weights = made(1, 4, WIDTH), made(1, 4, CHOSEN, seed=1)
     rows = mx.expand_dims(x, (-2, -3))
     bias = layers.biases[0]
-    times = partial(layers.packing.gathered, rows, layers.layers[0])
+
+    def times(experts: mx.array) -> mx.array:
+        return layers.packing.gathered(rows[:, : experts.shape[1]], layers.layers[0], experts)
+
     cases: list[Callable[[], mx.array]] = [
         lambda: times(first) + mx.expand_dims(bias[second], -2),
         lambda: mx.sigmoid(times(first)) * times(second),
@@ -227,6 +208,9 @@ def test_what_only_looks_like_experts_is_left_alone() -> None:
         lambda: mx.array(2.0, mx.float16) * times(first).squeeze(-2),
         lambda: (times(first).squeeze(-2) * (weights[..., None] + 1)).sum(axis=-2),
         lambda: (times(first) * weights[..., None, None]).sum(axis=-3),
+        lambda: times(first) + mx.expand_dims(bias.astype(mx.float16)[first], -2),
+        lambda: times(first).squeeze(-2) * weights.astype(mx.float16)[..., None],
+        lambda: times(first[:, :3]).squeeze(0) * weights[:, :3, :, None],
     ]
     for case in cases:
         assert_close(by_kernels(case), wide(by_mlx(case)), 1e-3)  # rows are rounded to 16 bits by the kernels

@@ -127,6 +127,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         _forget()
         patch.setattr(kernel, "on_cpu", lambda: False)
+        patch.setattr(gpu, "_MANY_ROWS", 1)
         patch.setattr(mx.metal, "is_available", lambda: request.param == "metal")
         patch.setattr(mx.fast, f"{request.param}_kernel", kernels.make)
         for case in SMALL:

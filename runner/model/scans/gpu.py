@@ -7,8 +7,8 @@ a prompt may be cut anywhere, and no row depends on the others: the bits are the
 through `FMA`, so that no compiler chooses.
 
 The inputs of the next token are read while the present one is computed: no read depends on the state. They are
-converted only when their turn comes, since a conversion would wait for them. A thread of a state with heads has `ROWS`
-rows, whose inputs along columns it reads once, and whose sums go from thread to thread one after the other.
+converted only when their turn comes, since a conversion would wait for them. If there are many rows, a thread has
+`ROWS` of them, for which it reads the inputs along columns once.
 
 MLX's own `mx.fast.gated_delta_update` has kernels for Macs alone (0.32.4). On NVIDIA it is a loop over tokens, too.
 """
@@ -23,8 +23,9 @@ import mlx.core as mx
 _WARP, _WARPS = 32, 4
 _COLUMNS = 8
 """The most columns of a thread, unless a row has more than a warp's threads can share."""
-_ROWS = 4
-"""The rows of a thread, if a head has a multiple of them."""
+_ROWS, _MANY_ROWS = 4, 2048
+"""The rows of a thread if a head has a multiple of them, and all heads together have many rows. With fewer, a GPU would
+have too few threads."""
 _CONSTANT = 8
 """The size from which an array is in Metal's `device` memory. There MLX keeps one source for each name and template,
 and compiles anew if the source differs. So all that MLX writes into the source by itself is in the template, too."""
@@ -131,7 +132,7 @@ def prepared(
     }
     heads, rows, width = (sizes.get(axis, 1) for axis in "hrc")
     lanes = min(_WARP, 1 << (-(-width // _COLUMNS) - 1).bit_length())
-    each = _ROWS if "h" in axes["state"] and rows % _ROWS == 0 else 1
+    each = _ROWS if "h" in axes["state"] and rows % _ROWS == 0 and heads * rows >= _MANY_ROWS else 1
     counts = {"Hv": heads, "Hk": sizes.get("k", heads), "Dv": rows, "Dk": width, "LANES": lanes, "ROWS": each}
     types = [(f"T_{name}", kind) for name, kind in zip(names, kinds, strict=True)]
     small = sum(mx.metal.is_available() << at for at, shape in enumerate(shapes) if prod(shape) < _CONSTANT)

@@ -3,12 +3,13 @@
 All three look at one talk. The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 
@@ -18,6 +19,7 @@ from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault
 from runner.kv_bits.wing import find_format
+from runner.model import latent
 from runner.model.architectures import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
@@ -121,10 +123,14 @@ def answers_in_rounds_together_as_alone(it: Subject) -> None:
             at[row] += passed
 
 
-def packed(name: str) -> Tiny:
-    """The model with linear layers of 8 bits, which our kernels compute."""
+def packed(name: str, bits: int = 8, mode: str = "affine", kinds: Collection[type] = (Linear,)) -> Tiny:
+    """The model with packed layers of these kinds, which our kernels compute."""
     module = made.make_module(name)
-    quantize(module, 32, 8, class_predicate=lambda _, layer: type(layer) is Linear and layer.weight.shape[1] % 32 == 0)
+
+    def fits(_: str, layer: Module) -> bool:
+        return type(layer) in kinds and layer.weight.shape[-1] % 32 == 0
+
+    quantize(module, 32, bits, mode=mode, class_predicate=fits)
     return made.tiny_of(name, module)
 
 
@@ -162,6 +168,22 @@ def answers_together_as_alone_to_the_bit(name: str) -> None:
         together = tiny.logits(coming, batch.layers)
         for row, layers in enumerate(alone):
             assert mx.array_equal(together[row], tiny.logits(coming[row : row + 1], layers)[0])
+
+
+def computes_the_same_bits_wherever_a_text_is_cut(model: Tiny) -> bool:
+    """Returns True if logits of a text are equal to the bit when it is read at once, in parts, token by token, and
+    beside others. Latent attention takes its form of few tokens in all of these."""
+    texts = mx.array([words(24, seed) for seed in (1, 2, 3)])
+
+    def read(rows: int, cuts: Sequence[int]) -> mx.array:
+        layers = model.make_layers()
+        parts = [model.logits(part, layers) for part in mx.split(texts[:rows], cuts, axis=1)]
+        mx.eval(parts)
+        return mx.concatenate(parts, axis=1)[0]
+
+    with patch.object(latent, "is_absorbed", lambda *_: True):
+        whole, *others = [read(rows, cuts) for rows in (1, 3) for cuts in ([], [8, 23], [*range(1, 24)])]
+    return all(mx.array_equal(whole, other) for other in others)
 
 
 def _read(tiny: Tiny, tokens: Sequence[int]) -> list[object]:

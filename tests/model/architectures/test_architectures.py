@@ -6,10 +6,14 @@ A question is a function over a `Subject`; those that do not concern an architec
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.linear import Linear
+from mlx_lm.models.mla import MultiLinear
+from mlx_lm.models.switch_layers import SwitchLinear
 
 import runner.process.lean_mlx_lm  # noqa: F401
 
@@ -22,8 +26,9 @@ from runner.model.weights.loading import load
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, write_weights
 from scripts.tools.models.store import write_store
-from scripts.tools.models.tiny import words
+from scripts.tools.models.tiny import Tiny, words
 from tests.lib.driver import ask_uncached, forwards_at_once, largest
+from tests.lib.kernels import in_front
 from tests.model.architectures import caching, loading, splitting
 from tests.model.architectures.subject import SERVED, Subject
 
@@ -37,10 +42,6 @@ QUESTIONS: tuple[Callable[[Subject], None], ...] = (
     caching.goes_on_from_the_disk_with_quantized_keys_and_values,
     splitting.can_be_split_over_two_ranks_or_says_why_not,
 )
-
-
-ROUNDED = ("deepseek_v32", "glm_moe_dsa")
-"""Their sparse attention is MLX's own products."""
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -58,6 +59,41 @@ def test_an_architecture_with_packed_weights(name: str) -> None:
     caching.changes_no_answer_by_leaving_out_padding(name)
     if name not in ROUNDED:
         caching.answers_together_as_alone_to_the_bit(name)
+
+
+ROUNDED = ("deepseek_v32", "glm_moe_dsa")
+"""Their sparse attention is MLX's own products."""
+CUT_OTHERWISE = {
+    "deepseek_v41": "products of an indexer",
+    "gemma2": "attention of its own",
+    "gemma3n": "products of predictions",
+    "iquestloopcoder": "products of gates",
+    "kimi_k3": "products with one column",
+    "phi3small": BOUNDARY_DEPENDENT["phi3small"],
+    "recurrent_gemma": "products of gates",
+}
+"""What rounds otherwise over few tokens: products with matrices that are not transposed, by gemv or gemm."""
+PACKED = partial(caching.packed, kinds={Linear, MultiLinear, SwitchLinear})
+FORMS: Mapping[str, Callable[[str], Tiny]] = {
+    "float32": build,
+    "4 bits": partial(PACKED, bits=4),
+    "8 bits": PACKED,
+    "mxfp4": partial(PACKED, bits=4, mode="mxfp4"),
+}
+EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "mixtral", "glm4_moe", "phixtral")
+"""Of those with experts: one of each way to choose them, beside layers of all kinds. mlx-lm sorts 64 rows and more."""
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, form) for name in SERVED for form in FORMS if name in EXPERTS or form in ("float32", "4 bits")],
+)
+def test_a_text_may_be_cut_anywhere(name: str, form: str) -> None:
+    if not in_front():
+        pytest.skip("MLX's own products depend on the number of rows")
+    if form != "float32" and name == "kimi_k3":
+        pytest.skip("it packs its own layers")
+    assert caching.computes_the_same_bits_wherever_a_text_is_cut(FORMS[form](name)) == (name not in CUT_OTHERWISE)
 
 
 def test_no_architecture_is_left_out() -> None:
