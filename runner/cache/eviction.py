@@ -24,17 +24,16 @@ class EvictionOrder:
     """The node with the largest product of idle time and weight is evicted first; of nodes used at the same time, the
     deepest. Evicting a leaf removes it; evicting a node with one child merges the node into the child.
 
-    If all layers are sliceable, leaves are evicted: the tokens of an inner node would only move into the child. A use
-    of a node counts for its whole path. The weight depends on the chance alone: a chat that drops its thinking does not
+    A use of a node counts for its whole path. If all layers are sliceable, leaves are evicted: the tokens of an inner
+    node would only move into the child. The weight depends on the chance alone: a chat that drops its thinking does not
     come back to an answer, and what no request has used yet may be of a conversation that has ended.
 
     For a model with states or tails, the weight of a node is the bytes that its eviction frees, divided by the tokens
     to compute again and by the chance that a request resumes there. A node with one child can lose its state; a node at
-    which conversations diverge stays. Each node ages by its own use, so an unused checkpoint is evicted before used
-    nodes around it. A state after a long system prompt saves thousands of tokens; a state between two messages has the
-    same bytes and saves a few dozen tokens. By age alone, both would be evicted alike. The chance is taken from the
-    habits of the conversation: the answers of a chat that drops its thinking go first, those of an agent go last.
-    Checkpoints of running requests go after all others.
+    which conversations diverge stays. A state after a long system prompt saves thousands of tokens; a state between two
+    messages has the same bytes and saves a few dozen tokens. By age alone, both would be evicted alike. The chance is
+    taken from the habits of the conversation: the answers of a chat that drops its thinking go first, those of an agent
+    go last. Checkpoints of running requests go after all others.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
@@ -49,7 +48,7 @@ class EvictionOrder:
 
     def used(self, node: Node) -> Sequence[Node]:
         """Returns the nodes that count as used when `node` is used."""
-        return (node,) if self._slots else node.path()
+        return node.path()
 
     def evictable(self, node: Node) -> bool:
         """Returns True if the node can be removed or merged, and this frees something. Ignores locks."""
@@ -67,11 +66,11 @@ class EvictionOrder:
     def _chance(self, node: Node) -> float:
         """Returns the chance that the next request through the node resumes at its end; for sliceable layers, that it
         uses the node, up to a common factor. Requests that go on after the last node of a conversation return to that
-        node, too. Few requests return to what another has passed."""
+        node, too. Few requests return to what another has passed, unless nothing is left after it."""
         if not self._slots:
             share = max(self._LEAST, node.habits[Site.END]) if node.site is Site.END else 1.0
             return share if node.passed is None else share * self._USED
-        if node.passed:
+        if node.passed and node.children:
             return self._LEAST
         nearest = max(node.site, Site.BEFORE) if node.children else Site.END
         return max(self._LEAST, sum(node.habits[nearest : node.site + 1]))
@@ -192,6 +191,8 @@ class BudgetEnforcer:
                 sequences.evict_kept()
             elif sequences.kept.nbytes > budget_bytes:
                 self._truncate(sequences.end, budget_bytes)
+        if sequences.end is not None:
+            resume.replace_copies(sequences.kept, sequences.end)
         most = budget_bytes - spare_bytes - reserved_bytes - sequences.layer_bytes
         # If requests need more than the budget, a few of their checkpoints stay, for the turn after this one.
         least = max(budget_bytes // _SHARE, sequences.facts.point_bytes * len(sequences.sharing))
@@ -209,8 +210,6 @@ class BudgetEnforcer:
                 self._trie.remove(victim)
             sequences.totals.count_eviction(held_bytes - ledger.nbytes)
         sequences.flush()
-        if sequences.end is not None:
-            resume.replace_copies(sequences.kept, sequences.end)
         if sequences.nbytes + reserved_bytes > budget_bytes > 0:
             self._warn_once("running requests need more than the cache may hold", reserved_bytes, budget_bytes)
 

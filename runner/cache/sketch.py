@@ -48,10 +48,10 @@ class LayerFacts:
         return self.token_bytes * tokens + self.fixed_bytes
 
     def most_checkpoints(self, budget_bytes: int | None, tokens: int) -> int | None:
-        """Returns the largest number of checkpoints in `tokens` tokens of one prompt that take at most a quarter of the
+        """Returns the largest number of checkpoints in `tokens` tokens of one prompt that take at most an eighth of the
         budget, at least 1, and fewer if each costs a forward. None means no limit: without tails and states, a
         checkpoint takes no additional bytes."""
-        most = max(1, budget_bytes // 4 // self.point_bytes) if budget_bytes and self.point_bytes else None
+        most = max(1, budget_bytes // 8 // self.point_bytes) if budget_bytes and self.point_bytes else None
         stops = None if self.passes else max(_STOPS, tokens // _STOP_TOKENS)
         return min((each for each in (most, stops) if each is not None), default=None)
 

@@ -106,8 +106,8 @@ def test_a_spared_node_is_never_evicted(order: EvictionOrder) -> None:
     assert list(tree.trie.nodes()) == [tree.at["a"]] == [next(eviction.victims())]
 
 
-def test_checkpoints_are_evicted_by_their_own_age() -> None:
-    """Inner ones too: they are merged into their child."""
+def test_inner_checkpoints_are_evicted_too() -> None:
+    """They are merged into their child."""
     tree = Tree("a", "ab", "abc", "d")
     for _ in range(9):
         tree.trie.touch([tree.at["d"]])
@@ -121,9 +121,14 @@ def test_a_checkpoint_that_the_last_request_passed_goes_before_one_that_it_used(
     tree.trie.learn(tree.at["ab"], Site.BEFORE)
     for _ in range(9):
         tree.trie.touch([tree.at["a"]])
-    assert WORTH.weight(tree.at["a"]) > WORTH.weight(tree.at["ab"])
+    passed = WORTH.weight(tree.at["a"])
+    assert passed > WORTH.weight(tree.at["ab"])
     tree.trie.lock(tree.at["abc"])
     assert WORTH.weight(tree.at["a"]) < 2**-20  # a running request's go last
+    tree.trie.unlock(tree.at["abc"])
+    for key in ("abc", "ab"):
+        tree.give_up(tree.at[key])
+    assert passed > 4 * WORTH.weight(tree.at["a"])  # all requests return to what is left
 
 
 @pytest.mark.parametrize(("went_on", "first"), [(Site.BEFORE, "abc"), (Site.END, "ab")])

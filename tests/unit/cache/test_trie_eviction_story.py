@@ -45,10 +45,10 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
 
 
-@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 16), ("R", 30, 8), ("P", 30, 0)])
+@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 8), ("R", 30, 8), ("P", 30, 0)])
 def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, budget: int, kept: int) -> None:
-    """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for two points, of 4 bytes each, in a quarter of 36; R
-    for 30 - 16, with a point at 8. P's states take 32 bytes, whatever they have seen."""
+    """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for one point, of 4 bytes, in an eighth of 36; R for
+    30 - 16, with a point at 8. P's states take 32 bytes, whatever they have seen."""
     users = Conversation(family, "trie", budget=budget, policy=Every(8))
     prompt = list(range(40))
     users.turn(own(1))
@@ -80,8 +80,8 @@ def test_a_request_beyond_the_budget_is_logged_once(family: str, caplog: pytest.
     ]
 
 
-def test_checkpoints_of_one_prompt_take_a_quarter_of_the_budget() -> None:
-    users = Conversation("R", "trie", budget=8 * STATE_BYTES, policy=At(3, 6, 9, 12))
+def test_checkpoints_of_one_prompt_take_an_eighth_of_the_budget() -> None:
+    users = Conversation("R", "trie", budget=16 * STATE_BYTES, policy=At(3, 6, 9, 12))
     users.turn([7])  # how large a state is, is known after the first forward
     session = users.trie._resume(prompt := list(range(100, 120)), "")
     assert [point.at for point in session.checkpoints] == [3, 6]

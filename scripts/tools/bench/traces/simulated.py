@@ -41,13 +41,7 @@ _PROMPT_MS, _ANSWER_MS = 2.0, 25.0  # a token
 
 
 class Lru(EvictionOrder):
-    """Evicts the leaf whose path was used least recently."""
-
-    def used(self, node: Node) -> Sequence[Node]:
-        return node.path()
-
-    def evictable(self, node: Node) -> bool:
-        return not node.children
+    """Evicts the path that was used least recently, from its end; of the path in use, its checkpoints."""
 
     def weight(self, node: Node) -> float:
         return 1.0
