@@ -19,14 +19,7 @@ from tests import ROOT
 from tests.unit.test_kernel_memory import Guarded
 
 _Results = tuple[mx.array, mx.array]
-_CPP = {
-    mx.float32: "float",
-    mx.int32: "int",
-    mx.bfloat16: "bfloat",
-    mx.bool_: "bool",
-    "Shape": "int*",
-    "Strides": "int64_t*",
-}
+_CPP = {mx.float32: "float", mx.bfloat16: "bfloat", mx.bool_: "bool", "Shape": "int*", "Strides": "int64_t*"}
 
 
 class Kernels:

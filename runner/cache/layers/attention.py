@@ -1,7 +1,7 @@
 """Attention of one query over some columns of a buffer, on NVIDIA GPUs, where MLX's own knows no mask for one query.
 
-A warp reads a 64th of the buffer, at least 32 columns, for one query. It leaves a sum of values, with the sum of their
-weights and the largest score. A second kernel joins these sums.
+The warps of a block take turns over the columns of a head, and join what they have seen. Over long buffers, several
+blocks share a head; a second kernel joins their sums of values, with the sums of weights and the largest scores.
 """
 
 from collections.abc import Callable
@@ -10,55 +10,75 @@ from typing import Any
 
 import mlx.core as mx
 
-_WARP, _WARPS = 32, 4
-_SPAN = "columns < 2048 ? 32 : (columns + 63) / 64"
-_ATTEND = f"""
-const int lane = int(threadIdx.x), place = int(blockIdx.y * blockDim.y + threadIdx.y), text = int(blockIdx.z);
-const int columns = k_shape[2], span = {_SPAN}, spans = (columns + span - 1) / span;
-const bool live = place < HEADS * spans;
-const int head = live ? place / spans : 0, begin = live ? place % spans * span : 0;
-const int end = begin + span < seen[text] ? begin + span : seen[text];
-const auto query = q + text * q_strides[0] + head * q_strides[1];
-const auto keys = k + text * k_strides[0] + head / SHARED * k_strides[1];
-const auto values = v + text * v_strides[0] + head / SHARED * v_strides[1];
-float own[KEYS], sum[VALUES] = {{}}, top = -3.0e38f, weight = 0;
-for (int i = 0; i < KEYS; ++i)
-  own[i] = lane * KEYS + i < D ? float(query[(lane * KEYS + i) * q_strides[3]]) * scale[0] : 0.0f;
-for (int n = begin; n < end; ++n) {{
-  const int column = (first[text] + n) % columns;
+_WARPS = 16
+_ALONE, _SHARE, _MOST = 1_024, 512, 32
+"""The most columns of a block that has a head to itself; the columns for each of several blocks; the most blocks."""
+_ATTEND = """
+const int lane = int(threadIdx.x), warp = int(threadIdx.y), head = int(blockIdx.x), text = int(blockIdx.z);
+const int heads = int(gridDim.x), parts = int(gridDim.y), group = head / GROUPS, columns = k_shape[2];
+const int part = (seen[text] + parts - 1) / parts, begin = int(blockIdx.y) * part;
+const int end = begin + part < seen[text] ? begin + part : seen[text];
+__shared__ float tops[WARPS], sums[WARPS], outs[WARPS][DV];
+float query[PER], out[PER_V] = {};
+#pragma unroll
+for (int i = 0; i < PER; ++i) {
+  const int at = lane * PER + i;
+  query[i] = at < D ? float(q[text * q_strides[0] + head * q_strides[1] + at * q_strides[3]]) * scale[0] : 0.0f;
+}
+float top = -3.0e38f, sum = 0;
+const auto keys = k + text * k_strides[0] + group * k_strides[1];
+const auto values = v + text * v_strides[0] + group * v_strides[1];
+for (int n = begin + warp; n < end; n += WARPS) {
+  const int at = first[text] + n, column = at < columns ? at : at - columns;
   float score = 0;
-  for (int i = 0; i < KEYS; ++i)
-    if (lane * KEYS + i < D) score += own[i] * float(keys[column * k_strides[2] + (lane * KEYS + i) * k_strides[3]]);
+  #pragma unroll
+  for (int i = 0; i < PER; ++i)
+    if (lane * PER + i < D) score += query[i] * float(keys[column * k_strides[2] + lane * PER + i]);
+  #pragma unroll
   for (int far = 16; far; far /= 2) score += __shfl_xor_sync(0xffffffffu, score, far);
-  const float now = score > top ? score : top, kept = expf(top - now), added = expf(score - now);
+  const float now = score > top ? score : top, keep = expf(top - now), weight = expf(score - now);
   top = now;
-  weight = weight * kept + added;
-  for (int i = 0; i < VALUES; ++i)
-    if (lane * VALUES + i < DV)
-      sum[i] = sum[i] * kept + added * float(values[column * v_strides[2] + (lane * VALUES + i) * v_strides[3]]);
-}}
-if (live) {{
-  const auto part = parts + (int64_t(text) * HEADS * spans + place) * (DV + 2);
-  for (int i = 0; i < VALUES; ++i)
-    if (lane * VALUES + i < DV) part[lane * VALUES + i] = sum[i];
-  if (lane == 0) part[DV] = top, part[DV + 1] = weight;
-}}
-"""
-_JOIN = """
-const int lane = int(threadIdx.x), head = int(blockIdx.y * blockDim.y + threadIdx.y), text = int(blockIdx.z);
-const int spans = parts_shape[2];
-if (head < HEADS) {
-  const auto own = parts + (int64_t(text) * HEADS + head) * spans * (DV + 2);
-  float top = SINKS ? float(sinks[head]) : -3.0e38f, weight = 0;
-  for (int i = 0; i < spans; ++i) top = own[i * (DV + 2) + DV] > top ? own[i * (DV + 2) + DV] : top;
-  if (SINKS) weight = expf(float(sinks[head]) - top);
-  for (int i = 0; i < spans; ++i) weight += expf(own[i * (DV + 2) + DV] - top) * own[i * (DV + 2) + DV + 1];
-  for (int at = lane; at < DV; at += 32) {
-    float sum = 0;
-    for (int i = 0; i < spans; ++i) sum += expf(own[i * (DV + 2) + DV] - top) * own[i * (DV + 2) + at];
-    y[(int64_t(text) * HEADS + head) * DV + at] = static_cast<Y>(sum / weight);
+  sum = sum * keep + weight;
+  #pragma unroll
+  for (int i = 0; i < PER_V; ++i)
+    if (lane * PER_V + i < DV)
+      out[i] = out[i] * keep + weight * float(values[column * v_strides[2] + lane * PER_V + i]);
+}
+if (lane == 0) { tops[warp] = top; sums[warp] = sum; }
+#pragma unroll
+for (int i = 0; i < PER_V; ++i)
+  if (lane * PER_V + i < DV) outs[warp][lane * PER_V + i] = out[i];
+__syncthreads();
+for (int at = warp * 32 + lane; at < DV; at += WARPS * 32) {
+  float most = tops[0], total = 0, mixed = 0;
+  for (int i = 1; i < WARPS; ++i) most = tops[i] > most ? tops[i] : most;
+  for (int i = 0; i < WARPS; ++i) {
+    const float share = expf(tops[i] - most);
+    total += share * sums[i];
+    mixed += share * outs[i][at];
+  }
+  const int64_t place = (int64_t(text) * heads + head) * parts + int(blockIdx.y);
+  if (!SPLIT) y[place * DV + at] = static_cast<Y>(mixed / total);
+  else {
+    y[place * (DV + 2) + at] = static_cast<Y>(mixed);
+    if (at == 0) {
+      y[place * (DV + 2) + DV] = static_cast<Y>(most);
+      y[place * (DV + 2) + DV + 1] = static_cast<Y>(total);
+    }
   }
 }
+"""
+_JOIN = """
+const int row = int(blockIdx.x), at = int(threadIdx.x), count = parts_shape[2];
+float most = -3.0e38f, total = 0, mixed = 0;
+for (int i = 0; i < count; ++i) most = fmaxf(most, parts[(row * count + i) * (DV + 2) + DV]);
+for (int i = 0; i < count; ++i) {
+  const auto part = parts + (row * count + i) * (DV + 2);
+  const float share = expf(part[DV] - most);
+  total += share * part[DV + 1];
+  mixed += share * part[at];
+}
+y[row * DV + at] = static_cast<Y>(mixed / total);
 """
 
 
@@ -67,42 +87,41 @@ def _kernels() -> tuple[Callable[..., list[mx.array]], Callable[..., list[mx.arr
     make: Any = mx.fast.cuda_kernel
     inputs = ["q", "k", "v", "first", "seen", "scale"]
     return (
-        make("runner_attend", inputs, ["parts"], _ATTEND, ensure_row_contiguous=False),
-        make("runner_attend_join", ["parts", "sinks"], ["y"], _JOIN, ensure_row_contiguous=False),
+        make("runner_attend", inputs, ["y"], _ATTEND, ensure_row_contiguous=False),
+        make("runner_attend_join", ["parts"], ["y"], _JOIN, ensure_row_contiguous=False),
     )
 
 
-def needs_kernel(q: mx.array, k: mx.array, v: mx.array) -> bool:
-    """Returns True on an NVIDIA GPU, for arrays that the kernel can read."""
-    return mx.default_device() == mx.gpu and not mx.metal.is_available() and q.dtype == k.dtype == v.dtype
+def needs_kernel(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None) -> bool:
+    """Returns True on an NVIDIA GPU, for what the kernel can compute."""
+    on_cuda = mx.default_device() == mx.gpu and not mx.metal.is_available()
+    return on_cuda and sinks is None and q.dtype == k.dtype == v.dtype
 
 
-def attend_columns(
-    q: mx.array, k: mx.array, v: mx.array, first: mx.array, seen: mx.array, scale: float, sinks: mx.array | None = None
-) -> mx.array:
+def attend_columns(q: mx.array, k: mx.array, v: mx.array, first: mx.array, seen: mx.array, scale: float) -> mx.array:
     """Returns the attention [B, H, 1, DV] of the queries [B, H, 1, D] over the columns of each row from `first` on, as
     many as `seen` says (both int [B]), modulo the number of columns of the keys and values."""
     rows, heads, _, width = q.shape
     columns, out = k.shape[2], v.shape[3]
-    span = 32 if columns < 2048 else (columns + 63) // 64
-    spans = -(-columns // span)
+    parts = 1 if columns <= _ALONE else min(_MOST, columns // _SHARE)
     attend, join = _kernels()
-    sizes = {"HEADS": heads, "SHARED": heads // k.shape[1], "D": width, "DV": out}
-    lanes = {"KEYS": -(-width // _WARP), "VALUES": -(-out // _WARP)}
-    sink_type = [] if sinks is None else [("S", sinks.dtype)]
-    (parts,) = attend(
+    lanes = {"PER": -(-width // 32), "PER_V": -(-out // 32), "WARPS": _WARPS, "GROUPS": heads // k.shape[1]}
+    made = q.dtype if parts == 1 else mx.float32
+    (y,) = attend(
         inputs=[q, k, v, first, seen, mx.array([scale], mx.float32)],
-        template=[*sizes.items(), *lanes.items(), ("T", q.dtype)],
-        grid=(_WARP, -(-heads * spans // _WARPS) * _WARPS, rows),
-        threadgroup=(_WARP, _WARPS, 1),
-        output_shapes=[(rows, heads, spans, out + 2)],
-        output_dtypes=[mx.float32],
+        template=[("D", width), ("DV", out), *lanes.items(), ("SPLIT", int(parts > 1)), ("T", q.dtype), ("Y", made)],
+        grid=(32 * heads, _WARPS * parts, rows),
+        threadgroup=(32, _WARPS, 1),
+        output_shapes=[(rows, heads, 1, out) if parts == 1 else (rows, heads, parts, out + 2)],
+        output_dtypes=[made],
     )
+    if parts == 1:
+        return y
     return join(
-        inputs=[parts, mx.zeros((1,)) if sinks is None else sinks],
-        template=[("HEADS", heads), ("DV", out), ("SINKS", int(sinks is not None)), ("Y", q.dtype), *sink_type],
-        grid=(_WARP, -(-heads // _WARPS) * _WARPS, rows),
-        threadgroup=(_WARP, _WARPS, 1),
+        inputs=[y],
+        template=[("DV", out), ("Y", q.dtype)],
+        grid=(rows * heads * out, 1, 1),
+        threadgroup=(out, 1, 1),
         output_shapes=[(rows, heads, 1, out)],
         output_dtypes=[q.dtype],
     )[0]

@@ -188,9 +188,9 @@ def _attend(
 ) -> mx.array:
     """Computes attention by MLX's `own` function, or by the kernel if MLX has none for one query with a mask."""
     found = next((mask for each in columns if (mask := each.of_mask(rest.get("mask")))), None)
-    if found is None or not needs_kernel(q, k, v):
+    if found is None or not needs_kernel(q, k, v, rest.get("sinks")):
         return own(q, k, v, **rest)
-    return attend_columns(q, k, v, found.first, found.seen, rest["scale"], rest.get("sinks"))
+    return attend_columns(q, k, v, found.first, found.seen, rest["scale"])
 
 
 class CompiledSteps:
