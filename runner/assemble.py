@@ -38,6 +38,7 @@ from runner.wings import wings_of
 
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # of a model: above it, a CPU's forwards take so long that a warm-up saves nothing
+_GPU_COLUMNS = 8_192  # in compiled steps: over longer buffers, their attention was not measured
 
 
 def assemble(
@@ -144,7 +145,8 @@ def _connect(parts: Parts) -> None:
     # Not with a tape, with ranks or with a draft model, all of which watch every forward.
     plain = parts.forward is parts.logits and parts.ranks is None and parts.loaded.library is None
     if plain and not parts.unbatchable and (cpu.skips_padding() if parts.on_cpu else not mx.metal.is_available()):
-        parts.step = CompiledSteps(parts.logits, _built(parts), cpu.compiling)
+        most_columns = None if parts.on_cpu else _GPU_COLUMNS
+        parts.step = CompiledSteps(parts.logits, _built(parts), cpu.compiling, most_columns)
 
 
 def _built(parts: Parts) -> Forward:

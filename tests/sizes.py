@@ -13,7 +13,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/model": 5_670,
     "runner/media": 4_660,
     "runner/drafts": 4_390,
-    "runner/cache": 4_710,
+    "runner/cache": 4_720,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_850,
@@ -33,9 +33,9 @@ CEILINGS: Mapping[str, int] = {
     "runner/cpu": 450,
     "runner/kv_bits": 330,
     "tests": 64_210,
-    "runner": 45_770,
+    "runner": 45_780,
     "scripts": 18_800,
-    "core": 16_510,
+    "core": 16_520,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

@@ -198,12 +198,18 @@ class CompiledSteps:
     steps that cannot be compiled. Owner: the engine thread."""
 
     def __init__(
-        self, forward: Forward, built: Forward, compiling: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        forward: Forward,
+        built: Forward,
+        compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
+        most_columns: int | None = None,
     ) -> None:
-        """`built` is the same as `forward`, but evaluates nothing. `compiling` surrounds each compiled step."""
+        """`built` is the same as `forward`, but evaluates nothing. `compiling` surrounds each compiled step. Steps over
+        buffers of more than `most_columns` are not compiled; None means no limit."""
         self._forward = forward
         self._built = built
         self._compiling = compiling
+        self._most_columns = most_columns
         self._steps: dict[object, int | _Step] = {}
         """Rows and kinds of layers -> the compiled step, or the number of plain steps so far. The latest is last."""
         self.ran = 0
@@ -214,7 +220,9 @@ class CompiledSteps:
     def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Returns the lazy logits [B, L, V] of the tokens [B, L]."""
         inputs = _Inputs.of(layers) if self.on and tokens.shape[1] == 1 else None
-        if inputs is None:
+        if inputs is None or (
+            self._most_columns and max((kind.columns for kind in inputs.kinds), default=0) > self._most_columns
+        ):
             return self._forward(tokens, layers)
         key = (tokens.shape[0], inputs.kinds)
         step = self._steps.pop(key, 0)

@@ -97,6 +97,17 @@ def test_what_cannot_be_compiled_is_computed_as_ever() -> None:
     assert not steps.on
 
 
+def test_steps_over_long_buffers_are_plain_if_there_is_a_limit() -> None:
+    model = tiny("llama")
+    ran = []
+    for most in (255, 256):
+        steps, layers = CompiledSteps(model.logits, model.logits, cpu.compiling, most), read(model, words(20))
+        for token in range(8):
+            mx.eval(steps(mx.array([[token]]), layers))
+        ran.append(steps.ran)
+    assert ran == [0, 4]
+
+
 @pytest.mark.parametrize("name", ["gemma3", "falcon_h1"])
 def test_answers_of_an_engine_are_the_same_and_few_forwards_are_built(name: str) -> None:
     engine = TinyEngine(name)
