@@ -11,9 +11,11 @@ from time import perf_counter
 
 import mlx.core as mx
 
+from runner import cpu
 from runner.cache import make_cache
 from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers.batched import unbatchable_layers
+from runner.cache.layers.compiled import CompiledSteps
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
 from runner.engine.engine import World
@@ -36,6 +38,7 @@ from runner.wings import wings_of
 
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # of a model: above it, a CPU's forwards take so long that a warm-up saves nothing
+_GPU_COLUMNS = 8_192  # in compiled steps: over longer buffers, their attention was not measured
 
 
 def assemble(
@@ -139,6 +142,21 @@ def _connect(parts: Parts) -> None:
         parts.drop_unused.append(parts.first_tokens.clear)
     parts.unbatchable = parts.loaded.unbatchable or unbatchable_layers(parts.make_layers())
     parts.scoring = partial(in_float32, parts.loaded.module)
+    # Not with a tape, with ranks or with a draft model, all of which watch every forward.
+    plain = parts.forward is parts.logits and parts.ranks is None and parts.loaded.library is None
+    if plain and not parts.unbatchable and (cpu.skips_padding() if parts.on_cpu else not mx.metal.is_available()):
+        most_columns = None if parts.on_cpu else _GPU_COLUMNS
+        parts.step = CompiledSteps(parts.logits, _built(parts), cpu.compiling, most_columns)
+
+
+def _built(parts: Parts) -> Forward:
+    """Returns the forward of the model, which is built and not computed."""
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        with building_only(parts.loaded.module):
+            return parts.logits(tokens, layers)
+
+    return forward
 
 
 def _warm_up(parts: Parts, world: World) -> None:
@@ -153,6 +171,8 @@ def _warm_up(parts: Parts, world: World) -> None:
             forward(mx.array([tokens]), sketch.layers)  # a tape notes each forward, computed or not
     elif not warm_up(sketch, forward, model.vocab_size, model.context_length):
         log.warning("requests may fail", why=NO_NUMBERS)
+    if parts.step is not None and not parts.on_cpu:
+        parts.step.try_out(parts.make_layers, sketch.prompt)
 
 
 # The warm-up: the forwards and the sampling of a first request, before one arrives. It finds models that cannot

@@ -10,14 +10,14 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 5_670,
+    "runner/model": 5_700,
     "runner/media": 4_660,
     "runner/drafts": 4_390,
-    "runner/cache": 4_260,
+    "runner/cache": 4_720,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_850,
-    "runner/*.py": 1_970,
+    "runner/*.py": 1_990,
     "runner/ranks": 1_640,
     "runner/tokenizer": 1_490,
     "runner/embeddings": 1_330,
@@ -30,12 +30,12 @@ CEILINGS: Mapping[str, int] = {
     "runner/ollama": 850,
     "runner/cli": 820,
     "runner/process": 590,
-    "runner/cpu": 440,
+    "runner/cpu": 450,
     "runner/kv_bits": 330,
-    "tests": 64_230,
-    "runner": 45_280,
-    "scripts": 19_460,
-    "core": 16_050,
+    "tests": 64_400,
+    "runner": 45_810,
+    "scripts": 19_550,
+    "core": 16_540,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

@@ -140,6 +140,19 @@ def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
             library.kernels_ask(0, 0, None)
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Marks a block in which `mx.compile` keeps graphs as they are. On CPUs it does nothing outside of such blocks, nor
+    without kernels: MLX would fuse operations, which round otherwise, and run g++ for each."""
+    for library in _in_use:
+        library.kernels_compile(True)
+    try:
+        yield
+    finally:
+        for library in _in_use:
+            library.kernels_compile(False)
+
+
 def find_kernels(choice: str = "auto") -> Kernels:
     """Returns the kernels that `preload` would use, without replacing any function."""
     try:

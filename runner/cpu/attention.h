@@ -19,6 +19,13 @@ int oldest_of(const array &k) {
   return oldest;
 }
 
+/* The columns of the newest of these keys, if a compiled step has written them: they are known only when it runs. The next
+ * column has the oldest key. */
+Maybe newest_of(const array &k) {
+  const bool written = k.has_primitive() && k.shape(0) == 1 && !strcmp(k.primitive().name(), "ScatterAxis");
+  return written && k.inputs()[1].dtype() == mx::int32 ? Maybe(k.inputs()[1]) : std::nullopt;
+}
+
 /* Heads that a thread computes together if all have the same keys. Fewer of them give work to more threads; more of them
  * read the keys less often. */
 const int MOST_TOGETHER = 8, LEAST_TOGETHER = 3;
@@ -26,13 +33,13 @@ const int MOST_TOGETHER = 8, LEAST_TOGETHER = 3;
 struct FusedAttention {
   static constexpr const char *name = "FastAttention";
   float scale;
-  bool causal, mask, sinks;
+  bool causal, mask, sinks, newest;
   int oldest;
   MaybeAsked asked;
   bool operator==(const FusedAttention &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    return own_attention(in[0], in[1], in[2], scale, causal ? "causal" : "", maybe(in, 3, mask), maybe(in, in.size() - 1, sinks), false, s);
+    return own_attention(in[0], in[1], in[2], scale, causal ? "causal" : "", maybe(in, 3, mask), maybe(in, 3 + mask, sinks), false, s);
   }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[0].shape();
@@ -50,13 +57,15 @@ struct FusedAttention {
       a.mask = in[3].data<void>(), a.mask_type = type_of(in[3].dtype());
       for (int i = 0; i < 4; i++) a.ms[i] = in[3].strides()[i];
     }
-    if (sinks) a.sinks = whole(in.back(), encoder).data<void>();
+    if (sinks) a.sinks = whole(in[3 + mask], encoder).data<void>();
     if (a.kv_heads == 1) { /* parts for threads: groups of heads which read the same keys */
       int together = std::min(MOST_TOGETHER, a.heads);
       while (a.heads % together) together--;
       if (together >= LEAST_TOGETHER) a.kv_heads = a.heads / together, a.heads = together, a.ks[1] = a.vs[1] = 0;
     }
-    encoder.dispatch([a, batch = q.shape(0), width = (size_t)kernels->width, asked = asked, row_bytes = out.itemsize() * a.dv] {
+    const int32_t *column = newest ? in.back().data<int32_t>() : nullptr;
+    encoder.dispatch([a, column, batch = q.shape(0), width = (size_t)kernels->width, asked = asked, row_bytes = out.itemsize() * a.dv]() mutable {
+      if (column) a.oldest = (*column + 1) % a.keys;
       const int queries = std::max(8, QUERIES / a.heads), parts = (a.queries + queries - 1) / queries;
       const size_t rows = a.heads * std::min(queries, a.queries), d = (a.d + width - 1) / width * width, dv = (a.dv + width - 1) / width * width;
       const size_t room = rows * (d + dv + TILE + 3) + TILE * (d + dv), work = (size_t)batch * a.kv_heads * a.heads * a.queries * a.keys * (a.d + a.dv);

@@ -527,8 +527,11 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
     inputs.push_back(mask->shape() == shape ? *mask : broadcast_to(*mask, shape, s));
   }
   if (sinks) inputs.push_back(*sinks);
+  const bool in_order = mode == "" && !mask;
+  const Maybe newest = in_order ? newest_of(k) : std::nullopt;
+  if (newest) inputs.push_back(*newest);
   const bool rounds = asked && q.shape(0) == asked->batch && q.shape(2) == asked->length;
-  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value(), mode == "" && !mask ? oldest_of(k) : 0, rounds ? asked : nullptr}, q.dtype(), std::move(inputs));
+  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value(), newest.has_value(), in_order ? oldest_of(k) : 0, rounds ? asked : nullptr}, q.dtype(), std::move(inputs));
 }
 
 /* A kernel of ours by its name: the scans have one call on all devices. */
@@ -593,6 +596,9 @@ extern "C" EXPORT void kernels_ask(int batch, int length, const int *counts) {
     for (int i = 0; i < counts[row]; i++) some->rows.push_back(row * length + i);
   asked = some;
 }
+
+/* Lets mx.compile keep graphs as they are, without fusing operations into others than ours; or do nothing. */
+extern "C" EXPORT void kernels_compile(int on) { mx::set_compile_mode(on ? mx::CompileMode::no_fuse : mx::CompileMode::disabled); }
 
 /* The number of operations that kernels computed so far. */
 extern "C" EXPORT int64_t kernels_calls() { return calls; }

@@ -15,6 +15,7 @@
 #include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/compile.h"
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cache import PrefixCache
+from runner.cache.layers.compiled import CompiledSteps
 from runner.cache.session import Session
 from runner.engine.first_tokens import FirstTokens, draws_plainly
 from runner.engine.generation import Forward, Generation, NoMedia
@@ -50,6 +51,8 @@ class CoreParts:
 
     forward: Forward = field(init=False)
     """The forward that computes logits for prompts and answers."""
+    step: CompiledSteps | None = None
+    """The same forward with compiled decode steps. None if steps are not compiled."""
     tokenizer: Tokenizer = field(init=False)
     context_length: int = field(init=False)
     make_cache: Callable[[], PrefixCache] = field(init=False)
@@ -79,9 +82,11 @@ class CoreParts:
     """Wraps a forward so that the last logits of the given tokens are computed in float32, for scores."""
 
     def forward_of(self, request: Request) -> Forward:
-        """Returns the forward by which a request decodes: a more exact one for scores."""
-        candidates = request.sampling.candidates
-        return self.scoring(self.forward, candidates) if candidates else self.forward
+        """Returns the forward by which a request decodes: a more exact one for scores, and one without compiled steps
+        after media, which may shift positions."""
+        if candidates := request.sampling.candidates:
+            return self.scoring(self.forward, candidates)
+        return self.forward if self.step is None or request.shown is not None else self.step
 
     def generation(self, request: Request, session: Session, started_ns: int) -> Generation:
         """Makes the generation of a request in the given session. The request left the queue at `started_ns`."""

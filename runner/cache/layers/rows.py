@@ -4,6 +4,7 @@ After a round each row goes back by its own number of tokens, so rows need not e
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import ref
 
 import mlx.core as mx
@@ -33,6 +34,33 @@ class Places:
                 self._latest.clear()
             self._latest[key] = ((mx.array(first)[:, None] + mx.arange(count)) % columns)[:, None, :, None]
         return self._latest[key]
+
+
+class Layout(NamedTuple):
+    """The columns of entries in the buffers of a layer: the entry of token p of a row is in column (p + shift) modulo
+    `columns`. With a `window`, a token sees so many tokens at most."""
+
+    lengths: tuple[int, ...]
+    shifts: tuple[int, ...]
+    columns: int
+    window: int | None
+
+    @property
+    def full(self) -> bool:
+        """True if the next token sees all columns."""
+        return len(self.lengths) == 1 and self.window == self.columns <= self.lengths[0] + 1
+
+    def numbers(self) -> list[list[int]]:
+        """Returns for each row the length, the column of the next token, the first column that this token sees, and the
+        number of columns that it sees."""
+        numbers: list[list[int]] = [[*self.lengths], [], [], []]
+        for length, shift in zip(self.lengths, self.shifts, strict=True):
+            seen, end = min(length + 1, self.window or length + 1), length + shift
+            for each, number in zip(
+                numbers[1:], (end % self.columns, (end + 1 - seen) % self.columns, seen), strict=True
+            ):
+                each.append(number)
+        return numbers
 
 
 class KVRows:
@@ -133,6 +161,11 @@ class KVRows:
             self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
         self.stand([length + count for length in self.lengths])
         return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
+
+    def layout(self) -> Layout:
+        """Returns the layout of the entries, after it makes room for a token of each row."""
+        self._make_room(1)
+        return Layout((*self.lengths,), (*self._shifts,), self._columns, self.window)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Returns the keys and values in the columns that the last forward has seen."""

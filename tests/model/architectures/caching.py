@@ -15,6 +15,7 @@ from mlx.nn.layers.quantized import quantize
 
 from runner import cpu
 from runner.cache.layers.batched import BatchedLayers
+from runner.cache.layers.compiled import CompiledSteps
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault
@@ -246,6 +247,19 @@ def can_be_batched_as_the_table_says(it: Subject) -> None:
     assert (not fault and it.name != NOT_SHOWN) == (it.name not in UNBATCHABLE), fault
 
 
+def compiled_steps_are_plain_ones(it: Subject) -> None:
+    """To the bit, as far as steps can be compiled."""
+    if it.name in UNBATCHABLE or not cpu.skips_padding():
+        return
+    steps = CompiledSteps(it.tiny.logits, it.tiny.logits, cpu.compiling)
+    ways = [(forward, _read(it.tiny, PROMPT)) for forward in (it.tiny.logits, steps)]
+    for token in range(8):
+        plain, compiled = (forward(mx.array([[token]]), layers) for forward, layers in ways)
+        mx.eval(plain, compiled)
+        assert mx.array_equal(plain, compiled)
+    assert steps.ran or not steps.on
+
+
 QUESTIONS = (
     holds_what_a_sketch_shows,
     a_prompt_comes_back_from_the_cache,
@@ -255,5 +269,6 @@ QUESTIONS = (
     forgets_a_round_that_was_given_up,
     may_draft_as_the_table_says,
     can_be_batched_as_the_table_says,
+    compiled_steps_are_plain_ones,
 )
 """The questions that every model can be asked, however its layers are made."""

@@ -73,6 +73,7 @@ async def started(directory: Path, *, ends: bool = True, **choices: object) -> E
 @pytest.fixture
 async def watched(engine: Engine) -> Watched:
     engine.parts.forward = watched = Watched(engine.parts.forward)
+    engine.parts.step = None
     return watched
 
 

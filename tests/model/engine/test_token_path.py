@@ -167,12 +167,12 @@ async def test_a_token_takes_few_calls_in_few_files(path: Counted) -> None:
 
     Every frame of Python that begins or goes on in `runner/` or `protocol/` is a call: functions, properties,
     comprehensions, and each entry into a generator. A crossing is a call of a file from another one; calls of other
-    packages between the two are left out.
+    packages between the two are left out. So are those of the model, whose place a compiled step takes.
     """
     calls = usual(path.steps)
-    assert len(calls) <= 73, listed(calls)
-    assert len({call.file for call in calls}) <= 16, listed(calls)
-    assert crossings(calls) <= 34, listed(calls)
+    assert len(calls) <= 83, listed(calls)
+    assert len({call.file for call in calls}) <= 20, listed(calls)
+    assert crossings(calls) <= 42, listed(calls)
 
 
 async def test_a_line_takes_few_calls_on_the_event_loop(path: Counted) -> None:
