@@ -30,6 +30,7 @@ enum {
   COPIED_FROM = 24, /* rows, beyond which weights are copied */
   STRIP = 48,       /* columns of those */
   AT_ONCE = 768,    /* numbers of a row: a strip of them stays in the second-level cache */
+  TURNED = 1 << 14, /* numbers of rows that are copied because they do not lie together */
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -121,6 +122,15 @@ static void multiply(const sgemm_product *p, size64 row, size64 rows, size64 col
   float *c = p->c + row * p->ldc + column;
   if (rows_of && p->trans_a == NO_TRANS && p->trans_b == TRANS) {
     rows_of(rows, columns, p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
+  } else if (rows_of && p->trans_b == TRANS && p->k > 0 && p->k <= TURNED) {
+    static _Thread_local float turned[TURNED];
+    const size64 most = TURNED / p->k;
+    for (size64 first = 0; first < rows; first += most) {
+      const size64 count = rows - first < most ? rows - first : most;
+      for (size64 i = 0; i < p->k; i++)
+        for (size64 each = 0; each < count; each++) turned[each * p->k + i] = a[i * p->lda + first + each];
+      rows_of(count, columns, p->k, p->alpha, turned, p->k, b, p->ldb, p->beta, c + first * p->ldc, p->ldc);
+    }
   } else if (p->trans_a == NO_TRANS && p->m <= FEW_ROWS && p->k > 0) { /* gemv does nothing for k == 0 */
     for (size64 each = 0; each < rows; each++) {
       const float *x = a + each * p->lda;

@@ -12,7 +12,8 @@ from runner import cpu
 from runner.cache.layers.compiled import CompiledSteps, Forward
 from runner.device import device
 from scripts.tools.bench.llamas import B3, FIRST_WORD, M1, M700, Size, make_model
-from scripts.tools.device.checks import Row, large
+from scripts.tools.device.checks import large
+from scripts.tools.device.parts import Row
 from scripts.tools.models import architectures
 from scripts.tools.models.tiny import words
 

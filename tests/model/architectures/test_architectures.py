@@ -66,7 +66,6 @@ ROUNDED = ("deepseek_v32", "glm_moe_dsa")
 CUT_OTHERWISE = {
     "deepseek_v41": "products of an indexer",
     "gemma2": "attention of its own",
-    "gemma3n": "products of predictions",
     "iquestloopcoder": "products of gates",
     "kimi_k3": "products with one column",
     "phi3small": BOUNDARY_DEPENDENT["phi3small"],
