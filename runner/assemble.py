@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from time import perf_counter
 
 import mlx.core as mx
@@ -145,12 +146,11 @@ def _connect(parts: Parts) -> None:
     # Not with a tape, with ranks or with a draft model, all of which watch every forward.
     plain = parts.forward is parts.logits and parts.ranks is None and parts.loaded.library is None
     if plain and not parts.unbatchable and (cpu.skips_padding() if parts.on_cpu else not mx.metal.is_available()):
-        most_columns = None if parts.on_cpu else _GPU_COLUMNS
-        parts.step = CompiledSteps(parts.logits, _built(parts), cpu.compiling, most_columns)
+        parts.step = CompiledSteps(parts.logits, _built(parts), inf if parts.on_cpu else _GPU_COLUMNS)
 
 
 def _built(parts: Parts) -> Forward:
-    """Returns the forward of the model, which is built and not computed."""
+    """Returns a forward that builds the graph of the model's logits and evaluates none of it."""
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         with building_only(parts.loaded.module):

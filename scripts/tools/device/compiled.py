@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from statistics import median
 from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from runner import cpu
 from runner.cache.layers.compiled import CompiledSteps, Forward
 from runner.device import device
 from scripts.tools.bench.llamas import B3, FIRST_WORD, M1, M700, Size, make_model
@@ -78,7 +76,7 @@ def _llama_rows(name: str, size: Size, lengths: tuple[int, ...]) -> Iterator[Row
 
 
 def _rows(name: str, forward: Forward, make_layers: Callable[[], list[object]], prompt: list[int]) -> Iterator[Row]:
-    steps = CompiledSteps(forward, forward, cpu.compiling if device() == "cpu" else nullcontext)
+    steps = CompiledSteps(forward, forward)
     ways = [_Way(each, make_layers(), prompt) for each in (forward, steps)]
     for way in ways * 2:
         way.decode(_TOKENS)

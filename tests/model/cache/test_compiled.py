@@ -18,7 +18,7 @@ compilable = pytest.mark.parametrize("name", [name for name in BATCHABLE if name
 
 
 def compiled_of(model: Tiny) -> CompiledSteps:
-    return CompiledSteps(model.logits, model.logits, cpu.compiling)
+    return CompiledSteps(model.logits, model.logits)
 
 
 class Pair:
@@ -101,7 +101,7 @@ def test_steps_over_long_buffers_are_plain_if_there_is_a_limit() -> None:
     model = tiny("llama")
     ran = []
     for most in (255, 256):
-        steps, layers = CompiledSteps(model.logits, model.logits, cpu.compiling, most), read(model, words(20))
+        steps, layers = CompiledSteps(model.logits, model.logits, most), read(model, words(20))
         for token in range(8):
             mx.eval(steps(mx.array([[token]]), layers))
         ran.append(steps.ran)
@@ -111,7 +111,7 @@ def test_steps_over_long_buffers_are_plain_if_there_is_a_limit() -> None:
 @pytest.mark.parametrize("name", ["gemma3", "falcon_h1"])
 def test_answers_of_an_engine_are_the_same_and_few_forwards_are_built(name: str) -> None:
     engine = TinyEngine(name)
-    steps = engine.parts.step = CompiledSteps(engine.forward, engine.forward, cpu.compiling)
+    steps = engine.parts.step = CompiledSteps(engine.forward, engine.forward)
     for number in range(4):
         engine.ask(words(20 + 9 * number, number), 50)
     engine.finish()
