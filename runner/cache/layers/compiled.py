@@ -66,7 +66,7 @@ class _Columns:
     def mask(self, window: int | None) -> mx.array | None:
         """Returns a mask of the columns that tokens may look at, bool [B, 1, 1, columns]; None if these are all."""
         if self._full and (window is None or window >= self._all.size):
-            return None  # a mask would not show which entry is the oldest
+            return None  # then the kernel begins with the oldest entry, as in a plain step
         if window not in self._masks:
             seen = self._seen if window is None else mx.minimum(self._seen, window)
             first = self._first + self._seen - seen
@@ -75,7 +75,7 @@ class _Columns:
         return self._masks[window].mask
 
     def of_mask(self, mask: object) -> "_Mask | None":
-        """Returns the columns of a mask that this object has made."""
+        """Returns a mask of this object with its columns; None for any other mask."""
         return next((each for each in self._masks.values() if each.mask is mask), None)
 
 
@@ -103,7 +103,7 @@ class _Entries:
 
     def _written(self, buffer: mx.array, entries: mx.array) -> mx.array:
         column = self._columns.next
-        if free := buffer.shape[0] - entries.shape[0]:
+        if free := buffer.shape[0] - entries.shape[0]:  # rows without an answer get zeros, which nothing reads
             column, entries = mx.pad(column, (0, free)), mx.pad(entries, [(0, free), (0, 0), (0, 0), (0, 0)])
         return mx.put_along_axis(buffer, column[:, None, None, None], entries.astype(buffer.dtype), axis=2)
 
