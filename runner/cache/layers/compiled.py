@@ -99,18 +99,14 @@ class _Entries:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> list[mx.array]:
         """Appends an entry to each row. Returns the keys and values in the columns of the mask."""
         self.arrays = [self._written(*pair) for pair in zip(self.arrays, (keys, values), strict=True)]
-        return self.keys_and_values()
+        rows = len(keys)
+        return [x if len(x) == rows else x[:rows] for x in self.arrays]
 
     def _written(self, buffer: mx.array, entries: mx.array) -> mx.array:
         column = self._columns.next
-        if free := buffer.shape[0] - entries.shape[0]:  # rows without an answer get zeros, which nothing reads
+        if free := len(buffer) - len(entries):  # rows without an answer get zeros, which nothing reads
             column, entries = mx.pad(column, (0, free)), mx.pad(entries, [(0, free), (0, 0), (0, 0), (0, 0)])
         return mx.put_along_axis(buffer, column[:, None, None, None], entries.astype(buffer.dtype), axis=2)
-
-    def keys_and_values(self) -> list[mx.array]:
-        """Returns the keys and values of all rows."""
-        rows = self.offset.size
-        return [x if x.shape[0] == rows else x[:rows] for x in self.arrays]
 
 
 class _Kind(NamedTuple):
