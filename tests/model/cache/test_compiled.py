@@ -8,7 +8,8 @@ import pytest
 
 from runner import cpu
 from runner.cache.layers.batched import BatchedLayers, arrays_of
-from runner.cache.layers.compiled import CompiledSteps
+from runner.cache.layers.compiled import CompiledSteps, _Columns
+from runner.cache.layers.rows import Layout
 from scripts.tools.models.tiny import Tiny, tiny, words
 from tests.lib.tiny_engine import BATCHABLE, TinyEngine
 
@@ -95,6 +96,14 @@ def test_what_cannot_be_compiled_is_computed_as_ever() -> None:
         pair.step(token)
     assert not steps.ran
     assert not steps.on
+
+
+@pytest.mark.parametrize(("length", "window", "seen"), [(20, None, range(16, 21)), (40, 32, range(4, 9))])
+def test_a_window_narrower_than_the_layer_shows_its_last_columns(length: int, window: int | None, seen: range) -> None:
+    layout = Layout((length,), (0,), 32, window)
+    mask = _Columns(mx.array(layout.numbers()), 32, full=layout.full).mask(5)
+    assert mask is not None
+    assert mx.array_equal(mask[0, 0, 0], mx.array([column in seen for column in range(32)]))
 
 
 def test_steps_over_long_buffers_are_plain_if_there_is_a_limit() -> None:
