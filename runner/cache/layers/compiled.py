@@ -191,7 +191,7 @@ def _attend(
 
 
 class CompiledSteps:
-    """A forward that compiles its steps over one token of each row. It computes all other forwards as ever, and the
+    """A forward that compiles its steps over one token of each row. It computes all other forwards plainly, and so the
     steps that cannot be compiled. Owner: the engine thread."""
 
     def __init__(self, forward: Forward, built: Forward, most_columns: float = inf) -> None:
@@ -205,7 +205,7 @@ class CompiledSteps:
         self.ran = 0
         """The number of steps that ran compiled."""
         self.on = True
-        """False once a step could not be compiled."""
+        """False once a step could not be compiled, or plain steps were faster in the trial."""
 
     def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Returns the lazy logits [B, L, V] of the tokens [B, L]."""
