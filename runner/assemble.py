@@ -160,7 +160,8 @@ def _built(parts: Parts) -> Forward:
 
 
 def _warm_up(parts: Parts, world: World) -> None:
-    """Runs the forwards of a first request. For a large model on a CPU, the forwards are built but not computed."""
+    """Runs the forwards of a first request, and tries compiled steps on a GPU. For a large model on a CPU, the forwards
+    are built but not computed."""
     model, sketch, parts.sketch = parts.model, parts.sketch, None
     assert sketch is not None
     if not parts.on_cpu:

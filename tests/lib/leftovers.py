@@ -47,7 +47,7 @@ def leftovers(before: frozenset[str]) -> frozenset[str]:
 
 
 def _names(place: str | Path) -> list[str]:
-    """Returns what lies in a directory, but for what the tools of tests keep there: `.pytest_cache`, `.hypothesis`."""
+    """Returns the names in a directory, without hidden ones: tools of tests keep `.pytest_cache` and `.hypothesis`."""
     names = [name for name in os.listdir(place) if not name.startswith(".")]  # noqa: PTH208  # no paths: it is fast
     return [name for name in names if name != _MADE_ON_GPU or not _on_gpu()]
 
