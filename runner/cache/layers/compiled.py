@@ -210,12 +210,13 @@ class CompiledSteps:
     def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Returns the lazy logits [B, L, V] of the tokens [B, L]."""
         inputs = _Inputs.of(layers) if self.on and tokens.shape[1] == 1 else None
-        if inputs is None or any(kind.columns > self._most_columns for kind in inputs.kinds):
+        if inputs is None:
             return self._forward(tokens, layers)
         key = (tokens.shape[0], inputs.kinds)
         step = self._steps.pop(key, 0)
         if isinstance(step, int):
-            step = step + 1 if step < _PLAIN_STEPS else self._compiled(inputs.kinds, _order_of(layers, inputs.caches))
+            is_plain = step < _PLAIN_STEPS or any(kind.columns > self._most_columns for kind in inputs.kinds)
+            step = step + 1 if is_plain else self._compiled(inputs.kinds, _order_of(layers, inputs.caches))
         self._steps[key] = step
         if len(self._steps) > _MOST_GRAPHS:
             del self._steps[next(iter(self._steps))]

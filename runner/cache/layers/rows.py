@@ -53,10 +53,12 @@ class Layout(NamedTuple):
     def numbers(self) -> list[list[int]]:
         """Returns four lists with a number for each row: lengths, columns of the next tokens, the first columns that
         these tokens see, and the numbers of columns that they see."""
-        seen = [min(length + 1, self.window or length + 1) for length in self.lengths]
-        ends = [length + shift for length, shift in zip(self.lengths, self.shifts, strict=True)]
-        firsts = [(end + 1 - count) % self.columns for end, count in zip(ends, seen, strict=True)]
-        return [[*self.lengths], [end % self.columns for end in ends], firsts, seen]
+        columns, firsts, seen = list[int](), list[int](), list[int]()
+        for length, shift in zip(self.lengths, self.shifts, strict=True):
+            seen.append(min(length + 1, self.window or length + 1))
+            columns.append((length + shift) % self.columns)
+            firsts.append((length + shift + 1 - seen[-1]) % self.columns)
+        return [[*self.lengths], columns, firsts, seen]
 
 
 class KVRows:
