@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from time import perf_counter
 
 import mlx.core as mx
@@ -142,15 +143,14 @@ def _connect(parts: Parts) -> None:
         parts.drop_unused.append(parts.first_tokens.clear)
     parts.unbatchable = parts.loaded.unbatchable or unbatchable_layers(parts.make_layers())
     parts.scoring = partial(in_float32, parts.loaded.module)
-    # Not with a tape, with ranks or with a draft model, all of which watch every forward.
+    # Not with a tape, with ranks or with a draft model, all of which watch every forward. Macs: untried.
     plain = parts.forward is parts.logits and parts.ranks is None and parts.loaded.library is None
     if plain and not parts.unbatchable and (cpu.skips_padding() if parts.on_cpu else not mx.metal.is_available()):
-        most_columns = None if parts.on_cpu else _GPU_COLUMNS
-        parts.step = CompiledSteps(parts.logits, _built(parts), cpu.compiling, most_columns)
+        parts.step = CompiledSteps(parts.logits, _built(parts), inf if parts.on_cpu else _GPU_COLUMNS)
 
 
 def _built(parts: Parts) -> Forward:
-    """Returns the forward of the model, which is built and not computed."""
+    """Returns a forward that builds the graph of the model's logits and evaluates none of it."""
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         with building_only(parts.loaded.module):
@@ -160,7 +160,8 @@ def _built(parts: Parts) -> Forward:
 
 
 def _warm_up(parts: Parts, world: World) -> None:
-    """Runs the forwards of a first request. For a large model on a CPU, the forwards are built but not computed."""
+    """Runs the forwards of a first request, and tries compiled steps on a GPU. For a large model on a CPU, the forwards
+    are built but not computed."""
     model, sketch, parts.sketch = parts.model, parts.sketch, None
     assert sketch is not None
     if not parts.on_cpu:

@@ -5,7 +5,7 @@ is loaded before MLX with RTLD_GLOBAL, the library's functions replace MLX's, in
 library, answers are the same up to rounding, but take many times longer.
 
 * `_shim`, from `blas.c`, replaces the reference BLAS. It divides products among its own threads (`pool.h`). `rows.h`
-  has those with transposed matrices; the OpenBLAS inside numpy's wheel computes the others. OpenBLAS's own threads
+  computes products with transposed matrices, the OpenBLAS inside numpy's wheel all others. OpenBLAS's own threads
   are not used: with them, a product takes many times as long while other programs use the cores, and the last bits of
   the result depend on the number of threads.
 * `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights, the choice
@@ -142,8 +142,8 @@ def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Marks a block in which `mx.compile` keeps graphs as they are. On CPUs it does nothing outside of such blocks, nor
-    without kernels: MLX would fuse operations, which round otherwise, and run g++ for each."""
+    """Marks a block in which `mx.compile` keeps graphs. It fuses no operations in them: on CPUs, fused ones would round
+    otherwise, and each would take a run of g++. Without the kernels of this package, the block changes nothing."""
     for library in _in_use:
         library.kernels_compile(True)
     try:

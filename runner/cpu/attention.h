@@ -19,8 +19,8 @@ int oldest_of(const array &k) {
   return oldest;
 }
 
-/* The columns of the newest of these keys, if a compiled step has written them: they are known only when it runs. The next
- * column has the oldest key. */
+/* The column of the newest of these keys, if a compiled step has written it: an array, since its number is known only when
+ * the step runs. The next column has the oldest key. */
 Maybe newest_of(const array &k) {
   const bool written = k.has_primitive() && k.shape(0) == 1 && !strcmp(k.primitive().name(), "ScatterAxis");
   return written && k.inputs()[1].dtype() == mx::int32 ? Maybe(k.inputs()[1]) : std::nullopt;

@@ -1,10 +1,10 @@
 /* A fast BLAS for MLX's CPU wheel, which links the single-threaded Netlib reference BLAS.
  *
- * libmlx.so imports exactly three CBLAS functions. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them and
- * forwards each call to the OpenBLAS inside numpy's wheel, whose functions take 64-bit sizes and are passed once to
- * shim_use(). Products with transposed matrices are computed here, of few rows with others by gemv: gemm would first
- * pack the whole matrix, which costs more than the product. Large products are computed in blocks, which
- * threads may share. MLX passes row-major operands only. */
+ * libmlx.so imports exactly three CBLAS functions. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them.
+ * Products with transposed matrices are computed here (rows.h). All others go to the OpenBLAS inside numpy's wheel, whose
+ * functions take 64-bit sizes and are passed once to shim_use(): few rows go to gemv, since gemm would first pack the
+ * whole matrix, which costs more than the product. Large products are computed in blocks, which threads may share. MLX
+ * passes row-major operands only. */
 #include <malloc.h>
 #include <stdint.h>
 #include <string.h>
@@ -23,14 +23,14 @@ typedef void (*sgemv_fn)(int, int, size64, size64, float, const float *, size64,
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, FEW_ROWS = 4 };
 
-/* Products with a transposed matrix; NULL where the processor has no wide vectors. */
+/* The type of functions for products with a transposed matrix. */
 typedef void (*rows_fn)(size64, size64, size64, float, const float *, size64, const float *, size64, float, float *, size64);
 enum {
-  ANSWERS = 8,      /* rows of decode steps, at most */
+  ANSWERS = 8,      /* the most rows of a decode step */
   COPIED_FROM = 24, /* rows, beyond which weights are copied */
   STRIP = 48,       /* columns of those */
   AT_ONCE = 768,    /* numbers of a row: a strip of them stays in the second-level cache */
-  TURNED = 1 << 14, /* numbers of rows that are copied because they do not lie together */
+  TURNED = 1 << 14, /* numbers copied at once, of rows whose numbers do not lie together */
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -62,7 +62,7 @@ static sgemm_fn sgemm;
 static dgemm_fn dgemm;
 static cgemm_fn cgemm;
 static sgemv_fn sgemv;
-static rows_fn rows_of;
+static rows_fn rows_of; /* NULL where the processor has no wide vectors */
 static int share_many, share_few;
 
 enum {
@@ -87,7 +87,7 @@ void *shim_start(int many, int few) {
   return (void *)share;
 }
 
-/* Forwards calls to another library, which computes on one thread. */
+/* Names the functions of another library, which computes on one thread. */
 void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v) {
   sgemm = s;
   dgemm = d;
@@ -122,7 +122,7 @@ static void multiply(const sgemm_product *p, size64 row, size64 rows, size64 col
   float *c = p->c + row * p->ldc + column;
   if (rows_of && p->trans_a == NO_TRANS && p->trans_b == TRANS) {
     rows_of(rows, columns, p->k, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
-  } else if (rows_of && p->trans_b == TRANS && p->k > 0 && p->k <= TURNED) {
+  } else if (rows_of && p->trans_b == TRANS && p->k > 0 && p->k <= TURNED) { /* both are transposed */
     static _Thread_local float turned[TURNED];
     const size64 most = TURNED / p->k;
     for (size64 first = 0; first < rows; first += most) {

@@ -597,7 +597,7 @@ extern "C" EXPORT void kernels_ask(int batch, int length, const int *counts) {
   asked = some;
 }
 
-/* Lets mx.compile keep graphs as they are, without fusing operations into others than ours; or do nothing. */
+/* Lets mx.compile keep graphs as they are, since fused operations would not be ours; or lets it do nothing. */
 extern "C" EXPORT void kernels_compile(int on) { mx::set_compile_mode(on ? mx::CompileMode::no_fuse : mx::CompileMode::disabled); }
 
 /* The number of operations that kernels computed so far. */

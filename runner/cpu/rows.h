@@ -5,19 +5,18 @@
  * added up after each AT_ONCE numbers. gemm would pack the whole weight for the single row of a decode step, and gemv
  * would read it once per row. Here each weight is read once for few rows; many rows share a strip of weights in the cache.
  *
- * Processor time over that of gemm, or of the kernel for at most eight rows that stood here before, on an AMD EPYC with AVX2
- * beside other programs, 576 to 4,096 numbers: one row 1.0 (1.1 with weights in the cache), three rows 0.6, eight 0.8 to
- * 0.9, nine 0.5, 24 0.8, 64 to 256 1.0 to 1.2.
+ * Processor time over that of gemm, on an AMD EPYC with AVX2 beside other programs, 576 to 4,096 numbers: nine rows 0.5,
+ * 24 rows 0.8, 64 to 256 rows 1.0 to 1.2.
  *
  * Included once per instruction set: TARGET is the compiler's name for it, WIDTH the number of floats in a vector,
- * TILE_ROWS the rows that registers hold sums of, beside those of four columns; NAME makes its own names. */
+ * TILE_ROWS the most rows whose sums with four columns fit into registers; NAME makes its own names. */
 #define INLINE static inline __attribute__((always_inline, target(TARGET)))
 #define UNROLLED _Pragma("GCC unroll 8")
 
 typedef float NAME(vector) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t NAME(places) __attribute__((vector_size(4 * WIDTH)));
 
-/* The sums of the elements of four vectors, or of one: of neighbours, then of pairs, then of quarters. */
+/* Returns the sums of the elements of four vectors, or of one: adds neighbours, then pairs, then quarters. */
 INLINE quarter NAME(totals)(const NAME(vector) *sums, int count) {
   NAME(places) even, odd; /* of two vectors, in each quarter: the first two places from one, the others from the other */
   UNROLLED for (int i = 0; i < WIDTH; i++) {

@@ -295,7 +295,7 @@ class Batch:
         self.in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
         self._has_changed = True
         self._shifts = any(each._shifts for each in batches)
-        if self._shifts:
+        if self._shifts:  # compiled steps take positions from the layers alone
             self._forward = self._parts.memory.measured(self._parts.forward)
         self._guided = any(each._guided for each in batches)
 

@@ -9,9 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 _LINUX = sys.platform == "linux"
 _ROOT = Path(__file__).parents[2]
@@ -19,19 +17,10 @@ _PATIENCE_S = 10.0
 """The time in which threads and children that are just ending may end."""
 
 
-class Kept(NamedTuple):
-    """What MLX and other libraries open or make once, for as long as the process runs."""
-
-    targets: tuple[str, ...]
-    """The beginnings of the targets of descriptors: null and random devices, and those of listings here."""
-    files: tuple[str, ...] = ()
-    """The names of files and directories."""
-
-
-_KEPT: Mapping[str, Kept] = {
-    "cpu": Kept(("/dev/", "/proc/")),
-    "gpu": Kept(("/dev/", "/proc/", "anon_inode:[eventfd]"), ("mlx",)),  # CUDA's events, and MLX's compiled kernels
-}
+_OPEN = "/dev/", "/proc/"
+"""The beginnings of the targets of descriptors that stay open: null and random devices, and those of listings here."""
+_OPEN_ON_GPU = *_OPEN, "anon_inode:[eventfd]"  # CUDA's events
+_MADE_ON_GPU = "mlx"  # the folder of MLX's compiled kernels
 
 
 def holdings() -> frozenset[str]:
@@ -58,9 +47,9 @@ def leftovers(before: frozenset[str]) -> frozenset[str]:
 
 
 def _names(place: str | Path) -> list[str]:
-    """Returns what lies in a directory, but for what the tools of tests keep there: `.pytest_cache`, `.hypothesis`."""
-    kept = _kept().files
-    return [name for name in os.listdir(place) if not name.startswith(".") and name not in kept]  # noqa: PTH208  # fast
+    """Returns the names in a directory, without hidden ones: tools of tests keep `.pytest_cache` and `.hypothesis`."""
+    names = [name for name in os.listdir(place) if not name.startswith(".")]  # noqa: PTH208  # no paths: it is fast
+    return [name for name in names if name != _MADE_ON_GPU or not _on_gpu()]
 
 
 def _children() -> list[str]:
@@ -91,10 +80,10 @@ def _target(number: str) -> str:
         target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # as above
     except OSError:  # that of the listing
         return ""
-    return "" if target.startswith(_kept().targets) else target
+    return "" if target.startswith(_OPEN_ON_GPU if _on_gpu() else _OPEN) else target
 
 
-def _kept() -> Kept:
+def _on_gpu() -> bool:
     from runner.device import device  # imports MLX, which comes after the BLAS
 
-    return _KEPT[device()]
+    return device() == "gpu"

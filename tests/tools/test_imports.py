@@ -15,7 +15,7 @@ from tests import ROOT
 FOR_USERS = ("demo", "host", "conformance", "soak")
 FURTHER = (
     *("conformance.faulty", "host.template_worker", "real.main"),
-    *("device.__main__", "device.installed", "device.checks", "device.served"),
+    *("device.__main__", "device.installed", "device.checks", "device.compiled", "device.served"),
 )
 """Further modules that users run, or that tools spawn."""
 OURS = ("protocol", "runner", "scripts")

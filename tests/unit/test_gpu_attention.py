@@ -1,4 +1,4 @@
-"""The attention of compiled steps on NVIDIA GPUs, compiled as C++ and run here (tests/lib/blocks.h), against MLX's."""
+"""The attention of compiled steps on NVIDIA GPUs, compiled as C++ and run here (tests/lib/blocks.h), beside MLX's."""
 
 import ctypes
 import subprocess
@@ -25,7 +25,7 @@ def run(
     output_shapes: Sequence[tuple[int, ...]],
     output_dtypes: Sequence[mx.Dtype],
 ) -> list[mx.array]:
-    """Computes what a kernel made by MLX would, of float32 and int32 alone."""
+    """Computes a kernel as MLX would, for arrays of float32 and int32."""
     numbers = [np.asarray(each) for each in inputs]
     made = np.full(output_shapes[0], np.nan, np.float32)
     text = '#include "blocks.h"\n'

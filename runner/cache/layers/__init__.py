@@ -3,7 +3,8 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
-classes). `batched.py` joins the layers of several sequences, whose keys and values are in `rows.py`.
+classes). `batched.py` joins the layers of several sequences, whose keys and values are in `rows.py`. `compiled.py`
+keeps the graph of a decode step over layers; `attention.py` is a kernel for such steps.
 
 Always true: an adapter never copies bytes that can stay in place; a layer overwrites a live snapshot only after the
 snapshot is paged out; an array that outlives a forward shares its buffer with no other array.

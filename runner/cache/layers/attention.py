@@ -1,7 +1,7 @@
-"""Attention of one query over some columns of a buffer, on NVIDIA GPUs, where MLX's own knows no mask for one query.
+"""Attention of one query over some columns of a buffer, on NVIDIA GPUs: MLX's own takes no mask there for one query.
 
-The warps of a block take turns over the columns of a head, and join what they have seen. Over long buffers, several
-blocks share a head; a second kernel joins their sums of values, with the sums of weights and the largest scores.
+The warps of a block take turns over the columns of a head, and join their sums. Over long buffers, several blocks share
+a head; a second kernel joins their sums of values, with the sums of weights and the largest scores.
 """
 
 from collections.abc import Callable
@@ -93,18 +93,19 @@ def _kernels() -> tuple[Callable[..., list[mx.array]], Callable[..., list[mx.arr
 
 
 def needs_kernel(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None) -> bool:
-    """Returns True on an NVIDIA GPU, for what the kernel can compute."""
+    """Returns True on an NVIDIA GPU, if the kernel can compute this attention."""
     on_cuda = mx.default_device() == mx.gpu and not mx.metal.is_available()
     return on_cuda and sinks is None and q.dtype == k.dtype == v.dtype
 
 
 def attend_columns(q: mx.array, k: mx.array, v: mx.array, first: mx.array, seen: mx.array, scale: float) -> mx.array:
-    """Returns the attention [B, H, 1, DV] of the queries [B, H, 1, D] over the columns of each row from `first` on, as
-    many as `seen` says (both int [B]), modulo the number of columns of the keys and values."""
+    """Returns the attention [B, H, 1, DV] of the queries [B, H, 1, D]. Row b looks at `seen[b]` columns of the keys and
+    values from `first[b]` on, and after the last column at the first one."""
     rows, heads, _, width = q.shape
     columns, out = k.shape[2], v.shape[3]
     parts = 1 if columns <= _ALONE else min(_MOST, columns // _SHARE)
     attend, join = _kernels()
+    # T is for MLX alone, which keeps a kernel by its name and template.
     lanes = {"PER": -(-width // 32), "PER_V": -(-out // 32), "WARPS": _WARPS, "GROUPS": heads // k.shape[1]}
     made = q.dtype if parts == 1 else mx.float32
     (y,) = attend(

@@ -3,18 +3,19 @@
 A step is compiled by `mx.compile`, from a forward over stand-ins for the layers. Its inputs are the buffers, the
 states, and the columns of the entries. So one graph serves all contexts that fit into the buffers: attention reads
 whole buffers, and a mask hides what a token must not see. Afterwards the layers are as after the forward, to the last
-bit. A model needs what several rows in one forward need, too: offsets that are arrays, and attention that obeys a mask.
+bit. As for several rows in one forward, a model must take offsets that are arrays, and its attention must obey a mask.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from runner import cpu
 from runner.cache.layers import flatten
 from runner.cache.layers.attention import attend_columns, needs_kernel
 from runner.cache.layers.rows import KVRows, Layout
@@ -65,7 +66,7 @@ class _Columns:
     def mask(self, window: int | None) -> mx.array | None:
         """Returns a mask of the columns that tokens may look at, bool [B, 1, 1, columns]; None if these are all."""
         if self._full and (window is None or window >= self._all.size):
-            return None  # a mask would not show which entry is the oldest
+            return None  # then the kernel begins with the oldest entry, as in a plain step
         if window not in self._masks:
             seen = self._seen if window is None else mx.minimum(self._seen, window)
             first = self._first + self._seen - seen
@@ -74,7 +75,7 @@ class _Columns:
         return self._masks[window].mask
 
     def of_mask(self, mask: object) -> "_Mask | None":
-        """Returns the columns of a mask that this object has made."""
+        """Returns a mask of this object with its columns; None for any other mask."""
         return next((each for each in self._masks.values() if each.mask is mask), None)
 
 
@@ -98,23 +99,19 @@ class _Entries:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> list[mx.array]:
         """Appends an entry to each row. Returns the keys and values in the columns of the mask."""
         self.arrays = [self._written(*pair) for pair in zip(self.arrays, (keys, values), strict=True)]
-        return self.keys_and_values()
+        rows = len(keys)
+        return [x if len(x) == rows else x[:rows] for x in self.arrays]
 
     def _written(self, buffer: mx.array, entries: mx.array) -> mx.array:
         column = self._columns.next
-        if free := buffer.shape[0] - entries.shape[0]:
+        if free := len(buffer) - len(entries):  # rows without an answer get zeros, which nothing reads
             column, entries = mx.pad(column, (0, free)), mx.pad(entries, [(0, free), (0, 0), (0, 0), (0, 0)])
         return mx.put_along_axis(buffer, column[:, None, None, None], entries.astype(buffer.dtype), axis=2)
 
-    def keys_and_values(self) -> list[mx.array]:
-        """Returns the keys and values of all rows."""
-        rows = self.offset.size
-        return [x if x.shape[0] == rows else x[:rows] for x in self.arrays]
-
 
 class _Kind(NamedTuple):
-    """What a compiled step knows of a layer: the number of its arrays; the index of its layout, None if it has states;
-    the number of columns; and `full`, True if the next token sees all of them."""
+    """A layer as a compiled step sees it: the number of its arrays; the index of its layout, None if it has states; the
+    number of columns; and `full`, True if the next token sees all of them."""
 
     arrays: int
     layout: int | None = None
@@ -136,8 +133,8 @@ class _Inputs(NamedTuple):
         caches: list[Any] = [*flatten(layers)]
         kinds, arrays, layouts = list[_Kind](), list[mx.array](), dict[Layout, int]()
         for layer in caches:
-            kind = type(layer)  # so that it stays of any type
-            if kind is ArraysCache:
+            own = type(layer)  # compared directly, it would narrow `layer` to a type whose fields mypy gets wrong
+            if own is ArraysCache:
                 if layer.lengths is not None or layer.left_padding is not None or any(x is None for x in layer.cache):
                     return None
                 arrays += layer.cache
@@ -153,23 +150,23 @@ class _Inputs(NamedTuple):
         """Puts the arrays after the step into the layers."""
         left = iter(arrays)
         for layer in cast("Sequence[Any]", self.caches):
-            kind = type(layer)
-            if kind is ArraysCache:
+            own = type(layer)  # as above
+            if own is ArraysCache:
                 layer.cache[:] = [next(left) for _ in layer.cache]
                 continue
             layer.keys, layer.values = next(left), next(left)
-            if kind is KVRows:
+            if type(layer) is KVRows:
                 layer.stand([length + 1 for length in layer.lengths])
                 continue
             layer.offset += 1
-            if kind is RotatingKVCache:
+            if type(layer) is RotatingKVCache:
                 layer._idx = layer._idx % layer.max_size + 1
 
 
 def _stand_in(
     kinds: Sequence[_Kind], numbers: mx.array, arrays: Sequence[mx.array]
 ) -> tuple[list[Any], Sequence[_Columns]]:
-    """Returns what stands for layers of these kinds, with these arrays in them, and their layouts."""
+    """Returns stand-ins for layers of these kinds, with these arrays in them, and the columns of each layout."""
     left, columns, stands = iter(arrays), dict[int, _Columns](), list[Any]()
     for kind in kinds:
         own = [next(left) for _ in range(kind.arrays)]
@@ -194,47 +191,39 @@ def _attend(
 
 
 class CompiledSteps:
-    """A forward that compiles its steps over one token of each row. It computes all other forwards as ever, and the
+    """A forward that compiles its steps over one token of each row. It computes all other forwards plainly, and so the
     steps that cannot be compiled. Owner: the engine thread."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        built: Forward,
-        compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
-        most_columns: int | None = None,
-    ) -> None:
-        """`built` is the same as `forward`, but evaluates nothing. `compiling` surrounds each compiled step. Steps over
-        buffers of more than `most_columns` are not compiled; None means no limit."""
+    def __init__(self, forward: Forward, built: Forward, most_columns: float = inf) -> None:
+        """`built` is the same as `forward`, but evaluates nothing. Steps over buffers of more than `most_columns` are
+        not compiled."""
         self._forward = forward
         self._built = built
-        self._compiling = compiling
         self._most_columns = most_columns
         self._steps: dict[object, int | _Step] = {}
         """Rows and kinds of layers -> the compiled step, or the number of plain steps so far. The latest is last."""
         self.ran = 0
         """The number of steps that ran compiled."""
         self.on = True
-        """False once a step could not be compiled."""
+        """False once a step could not be compiled, or plain steps were faster in the trial."""
 
     def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Returns the lazy logits [B, L, V] of the tokens [B, L]."""
         inputs = _Inputs.of(layers) if self.on and tokens.shape[1] == 1 else None
-        if inputs is None or (
-            self._most_columns and max((kind.columns for kind in inputs.kinds), default=0) > self._most_columns
-        ):
+        if inputs is None:
             return self._forward(tokens, layers)
         key = (tokens.shape[0], inputs.kinds)
         step = self._steps.pop(key, 0)
         if isinstance(step, int):
-            step = step + 1 if step < _PLAIN_STEPS else self._compiled(inputs.kinds, _in_order(layers, inputs.caches))
+            is_plain = step < _PLAIN_STEPS or any(kind.columns > self._most_columns for kind in inputs.kinds)
+            step = step + 1 if is_plain else self._compiled(inputs.kinds, _order_of(layers, inputs.caches))
         self._steps[key] = step
         if len(self._steps) > _MOST_GRAPHS:
             del self._steps[next(iter(self._steps))]
         if isinstance(step, int):
             return self._forward(tokens, layers)
         try:
-            with self._compiling():
+            with cpu.compiling():
                 logits, arrays = step(tokens, mx.array(inputs.numbers), inputs.arrays)
         except Exception as error:  # classes of many authors raise errors of any type
             log.debug("decode steps are not compiled", why=exception_line(error))
@@ -273,7 +262,7 @@ class CompiledSteps:
             own = mx.fast.scaled_dot_product_attention
             mx.fast.scaled_dot_product_attention = partial(_attend, own, columns)
             try:
-                logits = self._built(tokens, _ordered(order, stands))
+                logits = self._built(tokens, _nested(order, stands))
             finally:
                 mx.fast.scaled_dot_product_attention = own
             return logits, [x for each in stands for x in (each.arrays if type(each) is _Entries else each.cache)]
@@ -285,13 +274,13 @@ _Order: TypeAlias = "Sequence[int | _Order | None]"
 """The order of a model's layers: the index of each in `flatten`, and a list for each CacheList."""
 
 
-def _in_order(layers: Sequence[object], caches: Sequence[object]) -> _Order:
+def _order_of(layers: Sequence[object], caches: Sequence[object]) -> _Order:
     places = {id(each): index for index, each in enumerate(caches)}
-    return [_in_order(each.caches, caches) if type(each) is CacheList else places.get(id(each)) for each in layers]
+    return [_order_of(each.caches, caches) if type(each) is CacheList else places.get(id(each)) for each in layers]
 
 
-def _ordered(order: _Order, stands: Sequence[object]) -> list[object]:
+def _nested(order: _Order, stands: Sequence[object]) -> list[object]:
     return [
-        None if each is None else stands[each] if isinstance(each, int) else CacheList(*_ordered(each, stands))
+        None if each is None else stands[each] if isinstance(each, int) else CacheList(*_nested(each, stands))
         for each in order
     ]

@@ -38,7 +38,7 @@ class Places:
 
 class Layout(NamedTuple):
     """The columns of entries in the buffers of a layer: the entry of token p of a row is in column (p + shift) modulo
-    `columns`. With a `window`, a token sees so many tokens at most."""
+    `columns`. A token sees at most `window` tokens; None means all."""
 
     lengths: tuple[int, ...]
     shifts: tuple[int, ...]
@@ -51,16 +51,14 @@ class Layout(NamedTuple):
         return len(self.lengths) == 1 and self.window == self.columns <= self.lengths[0] + 1
 
     def numbers(self) -> list[list[int]]:
-        """Returns for each row the length, the column of the next token, the first column that this token sees, and the
-        number of columns that it sees."""
-        numbers: list[list[int]] = [[*self.lengths], [], [], []]
+        """Returns four lists with a number for each row: lengths, columns of the next tokens, the first columns that
+        these tokens see, and the numbers of columns that they see."""
+        columns, firsts, seen = list[int](), list[int](), list[int]()
         for length, shift in zip(self.lengths, self.shifts, strict=True):
-            seen, end = min(length + 1, self.window or length + 1), length + shift
-            for each, number in zip(
-                numbers[1:], (end % self.columns, (end + 1 - seen) % self.columns, seen), strict=True
-            ):
-                each.append(number)
-        return numbers
+            seen.append(min(length + 1, self.window or length + 1))
+            columns.append((length + shift) % self.columns)
+            firsts.append((length + shift + 1 - seen[-1]) % self.columns)
+        return [[*self.lengths], columns, firsts, seen]
 
 
 class KVRows:
@@ -163,7 +161,7 @@ class KVRows:
         return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
 
     def layout(self) -> Layout:
-        """Returns the layout of the entries, after it makes room for a token of each row."""
+        """Makes room for a token of each row. Returns the layout of the entries."""
         self._make_room(1)
         return Layout((*self.lengths,), (*self._shifts,), self._columns, self.window)
 

@@ -165,7 +165,7 @@ def source(rule: str, dimensions: Mapping[str, int], *, metal: bool) -> str:
     """Returns the body of the kernel for arrays with these numbers of dimensions. It sees their numbers by name."""
     axes, update = axes_of(rule, dimensions), _UPDATES[rule].text
     fixed, moving = ([name for name in axes if ("t" in axes[name]) == moves] for moves in (False, True))
-    ahead = [f"{_loops(axes[name])} next_{name}{_one(axes[name])} = {_read(name, axes[name])};" for name in moving]
+    read_ahead = [_set(f"next_{name}", axes[name], _read(name, axes[name])) for name in moving]
     lines = [
         *_DEVICES[metal],
         "#define COLUMN (lane + i * LANES)",
@@ -179,15 +179,15 @@ def source(rule: str, dimensions: Mapping[str, int], *, metal: bool) -> str:
         f"const int tokens = {moving[0]}_shape[1];",
         *(f"const auto {name}_at = {name}{_offset(name, axes[name])};" for name in axes),
         "{",
-        *(f"float {name}{_many(axes[name])};" for name in axes),
-        *(f"{_loops(axes[name])} {name}{_one(axes[name])} = float({_read(name, axes[name])});" for name in fixed),
-        *(f"T_{name} next_{name}{_many(axes[name])};" for name in moving),
+        *(f"float {name}{_sizes(axes[name])};" for name in axes),
+        *(_set(name, axes[name], f"float({_read(name, axes[name])})") for name in fixed),
+        *(f"T_{name} next_{name}{_sizes(axes[name])};" for name in moving),
         "int ahead = 0;",
-        *ahead,
+        *read_ahead,
         "for (int t = 0; t < tokens; ++t) {",
-        *(f"{_loops(axes[name])} {name}{_one(axes[name])} = float(next_{name}{_one(axes[name])});" for name in moving),
+        *(_set(name, axes[name], f"float(next_{name}{_index(axes[name])})") for name in moving),
         "if (t + 1 < tokens) ahead = t + 1;",
-        *ahead,
+        *read_ahead,
         "float out[ROWS] = {};",
         f"if ({'mask != 0' if 'mask' in axes else 'true'}) {{",
         update,
@@ -197,32 +197,33 @@ def source(rule: str, dimensions: Mapping[str, int], *, metal: bool) -> str:
         "}",
         "if (live)",
         "ROW EACH if (COLUMN < Dk) after[(int64_t(TEXT) * (Hv * Dv) + place + j) * Dk + COLUMN] = "
-        f"state{_one(axes['state'])};",
+        f"state{_index(axes['state'])};",
         "}",
     ]
     return "\n".join(lines)
 
 
-def _many(axes: str) -> str:
-    """Returns the declarator of a thread's numbers of an array for one token."""
+def _sizes(axes: str) -> str:
+    """Returns the sizes in the declaration of a thread's numbers of an array, for one token."""
     return "[ROWS]" * ("r" in axes) + "[PER]" * ("c" in axes)
 
 
-def _one(axes: str) -> str:
+def _index(axes: str) -> str:
     return "[j]" * ("r" in axes) + "[i]" * ("c" in axes)
 
 
-def _loops(axes: str) -> str:
-    return "ROW " * ("r" in axes) + "EACH" * ("c" in axes)
+def _set(name: str, axes: str, number: str) -> str:
+    """Returns the statement that sets those numbers."""
+    return f"{'ROW ' * ('r' in axes)}{'EACH' * ('c' in axes)} {name}{_index(axes)} = {number};"
 
 
 def _offset(name: str, axes: str) -> str:
-    """Returns the way to the first number of an array that a thread reads."""
+    """Returns the offset of the first number of an array that a thread reads."""
     return "".join(f" + {_AXES[axis]} * {name}_strides[{index}]" for index, axis in enumerate(axes) if axis in _AXES)
 
 
 def _read(name: str, axes: str) -> str:
-    """Returns the number of the token `ahead`, or the one for all tokens; 0 beyond the columns."""
+    """Returns the expression that reads a number of the token `ahead`, or one for all tokens; 0 beyond the columns."""
     factors = {"t": "ahead", "r": "j", "c": "COLUMN"}
     place = " + ".join(f"{factors[axis]} * {name}_strides[{at}]" for at, axis in enumerate(axes) if axis in factors)
     number = f"{name}_at[{place or '0'}]"

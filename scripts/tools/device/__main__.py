@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     folder = arguments.cwd / arguments.folder
     if not arguments.minutes > 0 or not folder.is_dir():
-        parser.error("at least some MINUTES, and a folder that exists")
+        parser.error("--minutes needs a number above 0, and --folder a folder that exists")
     minutes = Minutes(arguments.minutes)
     installed = run(INSTALLATION, minutes, tiny=arguments.tiny)
     device = next((str(row.figures["device"]) for row in installed.rows if "device" in row.figures), "unknown")
@@ -107,7 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 class Minutes:
-    """The time that there is. A twentieth is left for the end of what runs then."""
+    """The time for all parts. A twentieth is kept back, in which running parts end."""
 
     def __init__(self, minutes: float) -> None:
         self.are_over = False
@@ -123,8 +123,8 @@ class Minutes:
 
 
 def run(part: Part, minutes: Minutes, *, tiny: bool, stops: int = 0) -> Outcome:
-    """Runs a part, as long as there is time; without any it takes 0 seconds. `stops`: the number of times that it has
-    reached its limit before."""
+    """Runs a part until it ends or time is up. Returns an outcome of 0 seconds if there is no time to begin. `stops` is
+    the number of times that the part has reached its limit before."""
     if minutes.left_s < _LEAST_S and part != INSTALLATION:
         return Outcome("stopped", 0)
     begin = time.monotonic()
@@ -164,8 +164,8 @@ def run(part: Part, minutes: Minutes, *, tiny: bool, stops: int = 0) -> Outcome:
 
 @contextmanager
 def _kernels(own: Path) -> Iterator[Path]:
-    """Lends a part the kernels that MLX has compiled on this machine, and keeps those that it adds. MLX does not write
-    whole files, so that parts that run together cannot share a folder."""
+    """Lends a part the kernels that MLX has compiled on this machine, and keeps those that it adds. Parts that run
+    together cannot share a folder, where one might read what another has half written."""
     shared = Path(
         os.environ.get("MLX_PTX_CACHE_DIR") or Path(tempfile.gettempdir(), "mlx", installed_version("mlx"), "ptx")
     )
@@ -182,7 +182,7 @@ def _kernels(own: Path) -> Iterator[Path]:
 
 
 def _environment(own: Path, tapes: Path, kernels: Path) -> dict[str, str]:
-    """Returns the variables of a part: temporary files go into folders that go with it."""
+    """Returns the variables of a part, which puts its temporary files into folders that are removed with it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MLX_RUNNER_")}
     ours = {"TMPDIR": own, "DEVICE_TAPES": tapes, "MLX_PTX_CACHE_DIR": kernels}
     blas = {"MLX_RUNNER_BLAS": "auto", "MLX_RUNNER_BLAS_THREADS": "auto"}

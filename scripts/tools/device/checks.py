@@ -1,4 +1,4 @@
-"""Models as they compute: scans and whole architectures beside the same computed otherwise, and their speed."""
+"""Models as they compute: scans and architectures, compared with the same computed in another way, and their speed."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +98,7 @@ def _apart(mine: mx.array, theirs: mx.array) -> float:
 
 
 def own_delta_row() -> Row:
-    """Says if MLX has a kernel of its own here; then compare `mx.fast.gated_delta_update` with ours."""
+    """Returns a row that says if MLX has a kernel of its own here. If it has, compare that with ours."""
     inputs = ((mx.zeros((1, length, 2, 128)), mx.zeros((1, length, 2))) for length in nodes.LENGTHS)
     few, many = (nodes.of_graph(*mx.fast.gated_delta_update(q, q, q, gates, gates)) for q, gates in inputs)
     return Row("MLX's own gated delta net", "a loop over tokens" if many > few else "A KERNEL: is it faster than ours?")

@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from statistics import median
 from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from runner import cpu
 from runner.cache.layers.compiled import CompiledSteps, Forward
 from runner.device import device
-from scripts.tools.bench.llamas import B3, FIRST_WORD, M1, M700, Size, make_model
+from scripts.tools.bench.llamas import FIRST_WORD, make_model
+from scripts.tools.bench.servers import SIZES
 from scripts.tools.device.checks import large
 from scripts.tools.device.parts import Row
+from scripts.tools.device.served import large_fits, size_here
 from scripts.tools.models import architectures
 from scripts.tools.models.tiny import words
 
@@ -59,26 +59,25 @@ def rows(*, tiny: bool) -> Iterator[Row]:
     """Yields rows for llamas after a short and a long prompt, and for a hybrid. `tiny` chooses what a CPU does in
     seconds."""
     lengths = (60,) if tiny else (300, 4_000)
-    sizes = {"1 M": M1} if tiny else {"0.7 B": M700, "2.8 B": B3}
-    for name, size in sizes.items():
-        yield from _llama_rows(name, size, lengths)
+    for size in ["1M"] if tiny else [size_here(), *["3B"] * large_fits()]:
+        yield from _llama_rows(size, lengths)
     hybrid = architectures.build("qwen3_5") if tiny else large("qwen3_5")[0]
     yield from _rows("qwen3_5", hybrid.logits, hybrid.make_layers, words(lengths[0]))
 
 
-def _llama_rows(name: str, size: Size, lengths: tuple[int, ...]) -> Iterator[Row]:
-    model = make_model(size, 1)
+def _llama_rows(size: str, lengths: tuple[int, ...]) -> Iterator[Row]:
+    model = make_model(SIZES[size], 1)
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         return model(tokens, cache=layers)  # type: ignore[no-any-return]
 
     for length in lengths:
         prompt = [FIRST_WORD + each for each in words(length)]
-        yield from _rows(f"llama of {name}", forward, lambda: list(make_prompt_cache(model)), prompt)
+        yield from _rows(f"llama of {size}", forward, lambda: list(make_prompt_cache(model)), prompt)
 
 
 def _rows(name: str, forward: Forward, make_layers: Callable[[], list[object]], prompt: list[int]) -> Iterator[Row]:
-    steps = CompiledSteps(forward, forward, cpu.compiling if device() == "cpu" else nullcontext)
+    steps = CompiledSteps(forward, forward)
     ways = [_Way(each, make_layers(), prompt) for each in (forward, steps)]
     for way in ways * 2:
         way.decode(_TOKENS)

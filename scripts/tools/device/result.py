@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
 import msgspec
@@ -57,7 +56,7 @@ class Result(msgspec.Struct, frozen=True):
     parts: dict[str, Outcome] = {}
 
     def write(self, path: Path) -> None:
-        """Writes the file whole: whoever ends this meanwhile keeps the old one."""
+        """Writes the file whole: an end meanwhile leaves the old one."""
         new = path.with_suffix(".new")
         new.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
         new.replace(path)
@@ -72,11 +71,8 @@ def read(path: Path) -> Result | None:
 
 def commit() -> str:
     """Returns the commit, with a mark if files have changed since; empty if git does not tell."""
-    command = f"cd {quote(str(ROOT))} && git rev-parse --short=12 HEAD && git status --porcelain {' '.join(_SOURCES)}"
-    found, *changed = subprocess.run(command, shell=True, capture_output=True, text=True, check=False).stdout.split(
-        "\n"
-    )
-    return found + ", changed" * any(changed)
+    command = "git describe --always --exclude='*' --abbrev=12 --dirty=', changed'"
+    return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def sources() -> str:

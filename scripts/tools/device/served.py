@@ -47,17 +47,20 @@ _SMALL_BYTES, _LARGE_BYTES = 8 << 30, 64 << 30
 """The memory that models of 0.7 and 2.8 billion parameters need, in each of three programs."""
 _GPU_MEMORY = "+64MiB"
 """Beyond the weights: matrix products on NVIDIA GPUs alone take up to 32 MiB."""
-_TEXT, _MEDIA = range(15, 81), ("33-", "12.39", "12.41", "12.56", "12.62", "12.63", "12.71", "12.76")
+_TEXT = {str(number) for number in range(15, 81)} - {"32", "33"}
+_MEDIA = "33-", "12.39", "12.41", "12.56", "12.62", "12.63", "12.71", "12.76"
 """Cases by the numbers of the protocol: of texts, and of pictures, sounds, scores and embeddings."""
 
 
 def conformance(*, tiny: bool) -> Iterator[Row]:
     """Yields a row for each case that computes something, as the latest hosts ask."""
     generation = GENERATIONS[-1]
-    for name, chosen in (("text", _is_text), ("media", _is_media)):
-        cases = [case for case in CASES if chosen(case.id) and not case.slow and not case.excuse(generation)]
-        with recorded(name if name == "text" else ""), Runners(RUNNER, faulty=FAULTY, cwd=ROOT) as runners:
-            for case in cases[:3] if tiny else cases:
+    cases = [case for case in CASES if not case.slow and not case.excuse(generation)]
+    texts = [case for case in cases if case.id.partition("-")[0] in _TEXT]
+    media = [case for case in cases if case.id.startswith(_MEDIA)]
+    for tape, chosen in (("text", texts), ("", media)):
+        with recorded(tape), Runners(RUNNER, faulty=FAULTY, cwd=ROOT) as runners:
+            for case in chosen[:3] if tiny else chosen:
                 found = asyncio.run(run(case, runners, generation))
                 if isinstance(found.error, NotReadyError):  # kernels were compiled, which are there from now on
                     runners.renew()
@@ -72,8 +75,8 @@ def speed(*, tiny: bool) -> Iterator[Row]:
 
 
 def large(*, tiny: bool) -> Iterator[Row]:
-    """Yields the figures of a model of 2.8 billion parameters, if that fits a GPU three times."""
-    if device() == "gpu" and usable_bytes() > _LARGE_BYTES and not tiny:
+    """Yields the figures of a model of 2.8 billion parameters, if it fits."""
+    if large_fits() and not tiny:
         yield from contenders("3B", 1)
     else:
         yield Row("3B", f"left out: it needs a GPU with {_LARGE_BYTES / 1e9:.0f} GB")
@@ -82,6 +85,11 @@ def large(*, tiny: bool) -> Iterator[Row]:
 def size_here() -> str:
     """Returns the size of a model that three programs can have at once."""
     return "700M" if device() == "gpu" and usable_bytes() > _SMALL_BYTES else "10M"
+
+
+def large_fits() -> bool:
+    """Returns True if three programs can have a model of 2.8 billion parameters at once."""
+    return device() == "gpu" and usable_bytes() > _LARGE_BYTES
 
 
 def contenders(size: str, turns: int) -> Iterator[Row]:
@@ -171,12 +179,3 @@ def say(text: str) -> None:
 def _options(turns: int, **others: object) -> argparse.Namespace:
     """Returns the options of a benchmark."""
     return argparse.Namespace(turns=turns, seed=_SEED, peer=[], ollama=None, **others)
-
-
-def _is_text(case: str) -> bool:
-    number = case.partition("-")[0]
-    return number.isdecimal() and int(number) in _TEXT and number not in ("32", "33")
-
-
-def _is_media(case: str) -> bool:
-    return case.startswith(_MEDIA)

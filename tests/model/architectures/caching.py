@@ -251,7 +251,7 @@ def compiled_steps_are_plain_ones(it: Subject) -> None:
     """To the bit, as far as steps can be compiled."""
     if it.name in UNBATCHABLE or not cpu.skips_padding():
         return
-    steps = CompiledSteps(it.tiny.logits, it.tiny.logits, cpu.compiling)
+    steps = CompiledSteps(it.tiny.logits, it.tiny.logits)
     ways = [(forward, _read(it.tiny, PROMPT)) for forward in (it.tiny.logits, steps)]
     for token in range(8):
         plain, compiled = (forward(mx.array([[token]]), layers) for forward, layers in ways)

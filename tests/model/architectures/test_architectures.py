@@ -71,7 +71,7 @@ CUT_OTHERWISE = {
     "phi3small": BOUNDARY_DEPENDENT["phi3small"],
     "recurrent_gemma": "products of gates",
 }
-"""What rounds otherwise over few tokens: products with matrices that are not transposed, by gemv or gemm."""
+"""Architectures that round otherwise over few tokens: products with matrices that are not transposed (gemv, gemm)."""
 PACKED = partial(caching.packed, kinds={Linear, MultiLinear, SwitchLinear})
 FORMS: Mapping[str, Callable[[str], Tiny]] = {
     "float32": build,

@@ -8,7 +8,8 @@ import pytest
 
 from runner import cpu
 from runner.cache.layers.batched import BatchedLayers, arrays_of
-from runner.cache.layers.compiled import CompiledSteps
+from runner.cache.layers.compiled import CompiledSteps, _Columns
+from runner.cache.layers.rows import Layout
 from scripts.tools.models.tiny import Tiny, tiny, words
 from tests.lib.tiny_engine import BATCHABLE, TinyEngine
 
@@ -18,7 +19,7 @@ compilable = pytest.mark.parametrize("name", [name for name in BATCHABLE if name
 
 
 def compiled_of(model: Tiny) -> CompiledSteps:
-    return CompiledSteps(model.logits, model.logits, cpu.compiling)
+    return CompiledSteps(model.logits, model.logits)
 
 
 class Pair:
@@ -97,11 +98,19 @@ def test_what_cannot_be_compiled_is_computed_as_ever() -> None:
     assert not steps.on
 
 
+@pytest.mark.parametrize(("length", "window", "seen"), [(20, None, range(16, 21)), (40, 32, range(4, 9))])
+def test_a_window_narrower_than_the_layer_shows_its_last_columns(length: int, window: int | None, seen: range) -> None:
+    layout = Layout((length,), (0,), 32, window)
+    mask = _Columns(mx.array(layout.numbers()), 32, full=layout.full).mask(5)
+    assert mask is not None
+    assert mx.array_equal(mask[0, 0, 0], mx.array([column in seen for column in range(32)]))
+
+
 def test_steps_over_long_buffers_are_plain_if_there_is_a_limit() -> None:
     model = tiny("llama")
     ran = []
     for most in (255, 256):
-        steps, layers = CompiledSteps(model.logits, model.logits, cpu.compiling, most), read(model, words(20))
+        steps, layers = CompiledSteps(model.logits, model.logits, most), read(model, words(20))
         for token in range(8):
             mx.eval(steps(mx.array([[token]]), layers))
         ran.append(steps.ran)
@@ -111,7 +120,7 @@ def test_steps_over_long_buffers_are_plain_if_there_is_a_limit() -> None:
 @pytest.mark.parametrize("name", ["gemma3", "falcon_h1"])
 def test_answers_of_an_engine_are_the_same_and_few_forwards_are_built(name: str) -> None:
     engine = TinyEngine(name)
-    steps = engine.parts.step = CompiledSteps(engine.forward, engine.forward, cpu.compiling)
+    steps = engine.parts.step = CompiledSteps(engine.forward, engine.forward)
     for number in range(4):
         engine.ask(words(20 + 9 * number, number), 50)
     engine.finish()

@@ -17,14 +17,12 @@ from tests.model.ranks.pair import Pair, alone
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 """Half a row is a whole number of groups of 64."""
-
-
 NOISY = dict.fromkeys(("longcat_flash", "longcat_flash_ngram"), 1e-3)
 """Their latents are scaled up, and all rounding with them (`scripts.tools.models.architectures`): 9e-5 was seen."""
 
 
 @pytest.mark.parametrize("name", [*filter(can_split, SERVED)])
-def test_an_architecture(name: str, tmp_path: Path, two: Pair) -> None:
+def test_an_architecture_computes_the_same_over_two_ranks(name: str, tmp_path: Path, two: Pair) -> None:
     directory = Subject(name, tmp_path).directory
     both = two.load(directory)
     check_equal(both, alone(directory), NOISY.get(name, TOLERANCE))
