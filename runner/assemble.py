@@ -145,7 +145,7 @@ def _connect(parts: Parts) -> None:
     parts.scoring = partial(in_float32, parts.loaded.module)
     # Not with a tape, with ranks or with a draft model, all of which watch every forward. Macs: untried.
     plain = parts.forward is parts.logits and parts.ranks is None and parts.loaded.library is None
-    if plain and not parts.unbatchable and (cpu.skips_padding() if parts.on_cpu else not mx.metal.is_available()):
+    if plain and not parts.unbatchable and (cpu.keeps_graphs() if parts.on_cpu else not mx.metal.is_available()):
         parts.step = CompiledSteps(parts.logits, _built(parts), inf if parts.on_cpu else _GPU_COLUMNS)
 
 

@@ -140,6 +140,16 @@ def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
             library.kernels_ask(0, 0, None)
 
 
+def keeps_graphs() -> bool:
+    """Returns True if a block of `compiling` makes `mx.compile` keep graphs. MLX asks a shell for the version of g++
+    before; the shell complains on the standard error if the working directory was removed."""
+    try:
+        os.getcwd()  # noqa: PTH109 - importing pathlib would take longer
+    except OSError:
+        return False
+    return bool(_in_use) and any(os.access(f"{folder}/g++", os.X_OK) for folder in os.get_exec_path())
+
+
 @contextmanager
 def compiling() -> Iterator[None]:
     """Marks a block in which `mx.compile` keeps graphs. It fuses no operations in them: on CPUs, fused ones would round
