@@ -257,7 +257,6 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/tools/conformance/test_report.py::test_an_executable_that_does_not_start_is_told_at_once": NONE,
     "tests/tools/conformance/test_report.py::test_a_failure_is_exit_status_1": NONE,
     "tests/tools/conformance/test_report.py::test_a_runner_of_two_ranks_is_asked_what_it_answers_as_one_does": NONE,
-    "tests/tools/scripts/test_device.py::test_nothing_is_wrong_here": ("some",),
     "tests/tools/scripts/test_demo.py::test_every_talk_is_right": NONE,
     "tests/tools/scripts/test_demo.py::test_every_talk_about_sounds_is_right": NONE,
     "tests/tools/scripts/test_demo.py::test_a_sound_survives_a_restart_and_another_one_shares_nothing_of_it": NONE,

@@ -85,13 +85,11 @@ EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(name, form) for name in SERVED for form in FORMS if name in EXPERTS or form in ("float32", "4 bits")],
+    [(name, form) for name in SERVED for form in FORMS if name in EXPERTS or form == "float32"],
 )
 def test_a_text_may_be_cut_anywhere(name: str, form: str) -> None:
     if not in_front():
         pytest.skip("MLX's own products depend on the number of rows")
-    if form != "float32" and name == "kimi_k3":
-        pytest.skip("it packs its own layers")
     assert caching.computes_the_same_bits_wherever_a_text_is_cut(FORMS[form](name)) == (name not in CUT_OTHERWISE)
 
 

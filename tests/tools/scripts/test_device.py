@@ -140,14 +140,14 @@ def test_names_of_people_and_machines_are_taken_out(monkeypatch: pytest.MonkeyPa
     assert scrubbed(f"{ROOT}/x of ann on anns-mac: /d/ann, plan") == "./x of USER on HOST: /d/USER, plan"
 
 
-@pytest.mark.parametrize("words", [["--only", "layers"], []], ids=["some", "all"])
-def test_nothing_is_wrong_here(tmp_path: Path, words: list[str]) -> None:
-    done = python("-m", "scripts.tools.device", "--tiny", *words, "--folder", str(tmp_path), cwd=ROOT, timeout=600)
+@pytest.mark.full
+def test_nothing_is_wrong_here(tmp_path: Path) -> None:
+    done = python("-m", "scripts.tools.device", "--tiny", "--folder", str(tmp_path), cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.iterdir()
     parts = json.loads(path.read_text())["parts"]
     assert {part["status"] for part in parts.values()} == {"passed"}
-    assert [*parts] == ["installation", "layers"] if words else parts.keys() == {part.name for part in PARTS}
+    assert parts.keys() == {part.name for part in PARTS}
     assert [row["name"] for row in parts["layers"]["rows"]] == ["llama", "gemma3_text"]
     assert str(ROOT) not in path.read_text()
 
