@@ -374,7 +374,10 @@ class DecodeRows:
         """Ends a round over `length` tokens whose logits have NaN or infinity: all sessions go back to where they
         were."""
         self.accept([0] * len(self.sessions))
-        if self._batch is not None:
+        # Compiled steps read whole buffers, and MLX multiplies what their masks hide by 0, which leaves NaN as it is.
+        if self._batch is None:
+            self.sessions[0].sequence.trim(0)
+        else:
             self._batch.wipe_columns(length)
 
     def arrays(self) -> list[mx.array]:

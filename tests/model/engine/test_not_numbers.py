@@ -197,6 +197,9 @@ def test_an_answer_one_of_whose_drafts_becomes_nan_has_no_more_of_them() -> None
     asked = engine.submit(each)
     told(engine, Strategy(lambda coming, _: [token for _ in coming]))
     with nan_of(token):
+        engine.until(lambda: (1, MOST + 1) in engine.forward.calls)
+        assert asked.session is not None
+        assert not any(mx.isnan(x).any() for x in asked.session.state()), "a compiled step would read it"
         engine.finish()
     asked.check_answer()
     assert [length for _, length in engine.forward.calls if length > 1] == [MOST + 1]
