@@ -13,7 +13,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/model": 5_700,
     "runner/media": 4_660,
     "runner/drafts": 4_390,
-    "runner/cache": 4_710,
+    "runner/cache": 4_720,
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_850,
@@ -32,10 +32,10 @@ CEILINGS: Mapping[str, int] = {
     "runner/process": 590,
     "runner/cpu": 460,
     "runner/kv_bits": 330,
-    "tests": 64_400,
-    "runner": 45_810,
+    "tests": 64_410,
+    "runner": 45_820,
     "scripts": 19_550,
-    "core": 16_540,
+    "core": 16_550,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

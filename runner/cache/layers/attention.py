@@ -92,15 +92,25 @@ def _kernels() -> tuple[Callable[..., list[mx.array]], Callable[..., list[mx.arr
     )
 
 
-def needs_kernel(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None) -> bool:
-    """Returns True on an NVIDIA GPU, if the kernel can compute this attention."""
-    on_cuda = mx.default_device() == mx.gpu and not mx.metal.is_available()
-    return on_cuda and sinks is None and q.dtype == k.dtype == v.dtype
+def on_cuda() -> bool:
+    """Returns True on an NVIDIA GPU, where MLX has no attention for one query with a mask."""
+    return mx.default_device() == mx.gpu and not mx.metal.is_available()
 
 
-def attend_columns(q: mx.array, k: mx.array, v: mx.array, first: mx.array, seen: mx.array, scale: float) -> mx.array:
+def attend_columns(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    first: mx.array,
+    seen: mx.array,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
     """Returns the attention [B, H, 1, DV] of the queries [B, H, 1, D]. Row b looks at `seen[b]` columns of the keys and
-    values from `first[b]` on, and after the last column at the first one."""
+    values from `first[b]` on, and after the last column at the first one. Raises ValueError for sinks and for several
+    types: MLX's own products would multiply what a mask hides by 0, and a NaN there would spread."""
+    if sinks is not None or not q.dtype == k.dtype == v.dtype:
+        raise ValueError("no kernel for attention with sinks or several types")
     rows, heads, _, width = q.shape
     columns, out = k.shape[2], v.shape[3]
     parts = 1 if columns <= _ALONE else min(_MOST, columns // _SHARE)

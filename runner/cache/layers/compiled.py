@@ -17,14 +17,14 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from runner import cpu
 from runner.cache.layers import flatten
-from runner.cache.layers.attention import attend_columns, needs_kernel
+from runner.cache.layers.attention import attend_columns, on_cuda
 from runner.cache.layers.rows import KVRows, Layout
 from runner.logs import Log, exception_line
 
 log = Log(__name__)
 Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
 _Step: TypeAlias = Callable[[mx.array, mx.array, Sequence[mx.array]], tuple[mx.array, list[mx.array]]]
-_PLAIN_STEPS = 4  # over the same buffers, before a step is compiled, which takes as long as a few of them
+_PLAIN_STEPS = 4  # over the same buffers, before a step is compiled, which takes longer than a plain one
 _MOST_GRAPHS = 16
 _TURNS, _TURN_STEPS = 4, 8
 
@@ -183,11 +183,11 @@ def _stand_in(
 def _attend(
     own: Callable[..., mx.array], columns: Sequence[_Columns], q: mx.array, k: mx.array, v: mx.array, **rest: Any
 ) -> mx.array:
-    """Computes attention by MLX's `own` function, or by the kernel if MLX has none for one query with a mask."""
+    """Computes attention by MLX's `own` function, or on NVIDIA GPUs by the kernel."""
     found = next((mask for each in columns if (mask := each.of_mask(rest.get("mask")))), None)
-    if found is None or not needs_kernel(q, k, v, rest.get("sinks")):
+    if found is None or not on_cuda():
         return own(q, k, v, **rest)
-    return attend_columns(q, k, v, found.first, found.seen, rest["scale"])
+    return attend_columns(q, k, v, found.first, found.seen, rest["scale"], rest.get("sinks"))
 
 
 class CompiledSteps:

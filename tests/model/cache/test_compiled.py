@@ -10,6 +10,7 @@ from runner import cpu
 from runner.cache.layers.batched import BatchedLayers, arrays_of
 from runner.cache.layers.compiled import CompiledSteps, _Columns
 from runner.cache.layers.rows import Layout
+from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import Tiny, tiny, words
 from tests.lib.tiny_engine import BATCHABLE, TinyEngine
 
@@ -139,3 +140,14 @@ def test_a_trial_turns_off_compiled_steps_that_take_longer(
     )
     steps.try_out(model.make_layers, words(16))
     assert steps.on == is_on
+
+
+def test_a_gpu_without_a_kernel_for_sinks_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.cache.layers.compiled.on_cuda", lambda: True)
+    model = build("gpt_oss")
+    steps = compiled_of(model)
+    alone = Pair(model, steps, read(model, words(20)), read(model, words(20)))
+    for token in range(8):
+        alone.step(token)
+    alone.check_layers()
+    assert (steps.on, steps.ran) == (False, 0)
