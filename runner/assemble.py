@@ -18,7 +18,7 @@ from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers.batched import unbatchable_layers
 from runner.cache.layers.compiled import CompiledSteps
 from runner.cache.sketch import LayerFacts, Sketch
-from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
+from runner.device import device, gpu_usable_bytes, on_cuda, usable_bytes, use_on_cuda
 from runner.engine.engine import World
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward
@@ -145,7 +145,7 @@ def _connect(parts: Parts) -> None:
     parts.scoring = partial(in_float32, parts.loaded.module)
     # Not with a tape, with ranks or with a draft model, all of which watch every forward. Macs: untried.
     plain = parts.forward is parts.logits and parts.ranks is None and parts.loaded.library is None
-    if plain and not parts.unbatchable and (cpu.keeps_graphs() if parts.on_cpu else not mx.metal.is_available()):
+    if plain and not parts.unbatchable and (cpu.keeps_graphs() if parts.on_cpu else on_cuda()):
         parts.step = CompiledSteps(parts.logits, _built(parts), inf if parts.on_cpu else _GPU_COLUMNS)
 
 
@@ -174,6 +174,7 @@ def _warm_up(parts: Parts, world: World) -> None:
         log.warning("requests may fail", why=NO_NUMBERS)
     if parts.step is not None and not parts.on_cpu:
         parts.step.try_out(parts.make_layers, sketch.prompt)
+        mx.clear_cache()
 
 
 # The warm-up: the forwards and the sampling of a first request, before one arrives. It finds models that cannot

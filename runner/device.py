@@ -19,6 +19,11 @@ def device() -> Literal["cpu", "gpu"]:
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
 
 
+def on_cuda() -> bool:
+    """Returns True if models run on an NVIDIA GPU in this process."""
+    return device() == "gpu" and not mx.metal.is_available()
+
+
 def usable_bytes() -> int:
     """Returns the bytes that a process may use: `available_bytes` on a CPU, `gpu_usable_bytes` on a GPU."""
     if device() == "cpu":

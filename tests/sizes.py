@@ -17,7 +17,7 @@ CEILINGS: Mapping[str, int] = {
     "runner/engine": 3_640,
     "runner/grammar": 3_460,
     "runner/disk": 2_850,
-    "runner/*.py": 1_990,
+    "runner/*.py": 2_000,
     "runner/ranks": 1_640,
     "runner/tokenizer": 1_490,
     "runner/embeddings": 1_330,

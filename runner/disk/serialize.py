@@ -18,7 +18,6 @@ from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, Ta
 from runner.cache.layers.states import CountedState, GenericState
 from runner.cache.layers.window import TailState
 from runner.cache.sketch import Sketch
-from runner.device import device
 from runner.disk.segment import ENTRIES, ITEM_FORMATS, STATE, TAIL, Form, Layers, Tensor
 from runner.model.weights.assembly import MLX_DTYPES
 
@@ -108,14 +107,9 @@ def _form(state: LayerState, tokens: int) -> Form:
     return Form(kind_of(state), describe(state), tensors, content, isinstance(state, GenericState))
 
 
-def moves_what_the_host_reads() -> bool:
-    """Returns True on CUDA, where a view of an array moves the array's whole buffer to the host."""
-    return device() != "cpu" and not mx.metal.is_available()
-
-
 def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
     """Copies a part into `into`, the bytes of an array of `count` tokens, from the token `first` on. With `on_device`,
-    first copies the part's entries on the device (see `moves_what_the_host_reads`)."""
+    first copies the part's entries on the device (on CUDA, a view of an array moves its whole buffer to the host)."""
     array, (low, high) = part.array, part.span or (0, part.array.shape[-2])
     if not into.nbytes or low == high:
         return

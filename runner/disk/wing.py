@@ -7,12 +7,13 @@ import msgspec
 
 from runner import json_files
 from runner.cache.trie_cache import TrieCache
+from runner.device import on_cuda
 from runner.disk.files import Files
 from runner.disk.namespace import namespace_of
 from runner.disk.restores import Restores
 from runner.disk.segment import format_of
 from runner.disk.segment_reader import Reader
-from runner.disk.serialize import forms_of, moves_what_the_host_reads
+from runner.disk.serialize import forms_of
 from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
@@ -82,7 +83,7 @@ def _open_tier(parts: Parts) -> DiskTier | None:
     def ready() -> None:
         scheduler.queue.changed = True
 
-    on_device = moves_what_the_host_reads()
+    on_device = on_cuda()
     unsaved = UnsavedSegments(
         cache,
         store.index,

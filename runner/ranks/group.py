@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from runner.device import on_cuda
 from runner.errors import RunnerError
 from runner.ranks.join_watchdog import join_watchdog
 
@@ -29,7 +30,7 @@ class Speed(NamedTuple):
 
 def backend() -> str:
     """Returns the backend of `mx.distributed` for this device."""
-    return "nccl" if mx.default_device() == mx.Device(mx.gpu) and not mx.metal.is_available() else "ring"
+    return "nccl" if on_cuda() else "ring"
 
 
 def free_address(host: str) -> str:

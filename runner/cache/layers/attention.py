@@ -92,11 +92,6 @@ def _kernels() -> tuple[Callable[..., list[mx.array]], Callable[..., list[mx.arr
     )
 
 
-def on_cuda() -> bool:
-    """Returns True on an NVIDIA GPU, where MLX has no attention for one query with a mask."""
-    return mx.default_device() == mx.gpu and not mx.metal.is_available()
-
-
 def attend_columns(
     q: mx.array,
     k: mx.array,

@@ -17,8 +17,9 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from runner import cpu
 from runner.cache.layers import flatten
-from runner.cache.layers.attention import attend_columns, on_cuda
+from runner.cache.layers.attention import attend_columns
 from runner.cache.layers.rows import KVRows, Layout
+from runner.device import on_cuda
 from runner.logs import Log, exception_line
 
 log = Log(__name__)
