@@ -213,7 +213,7 @@ def _index(axes: str) -> str:
 
 
 def _set(name: str, axes: str, number: str) -> str:
-    """Returns the statement that sets those numbers."""
+    """Returns the statement that sets a thread's numbers of an array."""
     return f"{'ROW ' * ('r' in axes)}{'EACH' * ('c' in axes)} {name}{_index(axes)} = {number};"
 
 
