@@ -9,6 +9,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,8 @@ _NAME = "aiohttp"
 _VERSION = re.compile(r'^__version__ = "(3\.14\..+)"$', re.MULTILINE)
 """The versions whose imports are known. Other versions are imported whole."""
 _UNUSED = (
-    *("attr", "http.cookies", "netrc", "tempfile", "urllib.request"),
-    *("._cookie_helpers", ".http_websocket", ".multipart", ".web_fileresponse", ".web_ws"),
+    *("attr", "email.message", "email.parser", "email.policy", "email.utils", "http.cookies", "netrc", "tempfile"),
+    *("urllib.request", "._cookie_helpers", ".http_websocket", ".multipart", ".web_fileresponse", ".web_ws"),
 )
 
 
@@ -49,6 +50,19 @@ def import_server() -> None:
         import_module("aiohttp.web")
     finally:
         builtins.__import__ = original
+    # Needed for refusals that aiohttp makes, and it needs the modules of `email`.
+    sys.modules["aiohttp.helpers"].parse_content_type = lambda raw: _helpers().parse_content_type(raw)  # type: ignore[attr-defined]
+
+
+@cache
+def _helpers() -> Any:
+    """Returns another `aiohttp.helpers`, without stand-ins."""
+    spec = importlib.util.find_spec("aiohttp.helpers")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class _StandIn(ModuleType):

@@ -30,3 +30,9 @@ def test_classes_of_attrs_take_their_fields_by_place_and_by_name() -> None:
 def test_an_unknown_version_is_imported_whole() -> None:
     before = "import re, runner.process.lean_aiohttp as lean; lean._VERSION = re.compile('never')\n"
     assert _run("import aiohttp; print(aiohttp.ClientSession.__name__)", before) == "ClientSession\n"
+
+
+def test_refusals_of_the_server_have_a_text() -> None:
+    assert _run("from aiohttp import web; print(web.HTTPNotFound().text, web.HTTPNotFound().content_type)") == (
+        "404: Not Found text/plain\n"
+    )
