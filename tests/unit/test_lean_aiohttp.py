@@ -16,8 +16,9 @@ def test_code_other_than_aiohttps_gets_the_modules_themselves() -> None:
     assert _run(code) == "attr._make http.cookies\n"
 
 
-def test_the_server_still_reads_cookies() -> None:
+def test_the_server_still_reads_cookies_and_names_of_hosts() -> None:
     assert _run("from aiohttp import web_request as r; print(dict(r.parse_cookie_header('a=b'))['a'].value)") == "b\n"
+    assert _run("from yarl import URL; print(URL('http://b\\u00fccher.de').raw_host)") == "xn--bcher-kva.de\n"
 
 
 def test_classes_of_attrs_take_their_fields_by_place_and_by_name() -> None:
