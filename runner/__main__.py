@@ -23,7 +23,10 @@ def main() -> None:
         from runner.process import parent
 
         parent.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
+        sys.modules["ssl"] = None  # type: ignore[assignment]  # asyncio then does without it: nothing here uses TLS
         from runner.app import run_process
+
+        del sys.modules["ssl"]
     except (ImportError, OSError, MemoryError) as error:
         _die_of_installation(error)
     run_process(sys.argv[1:])

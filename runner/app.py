@@ -151,9 +151,9 @@ async def _serve(
     tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
     engine = Engine(settings, model, tokenizer, build, hand_over.refuse)
     ready = engine.start(asyncio.get_running_loop())
-    from runner.process.lean_aiohttp import leave_out_client
+    from runner.process.lean_aiohttp import import_server
 
-    leave_out_client()
+    import_server()
     from aiohttp import web
 
     from runner.server.routes import CONNECTIONS, make_app

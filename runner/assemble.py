@@ -38,7 +38,7 @@ from runner.tokenizer import Tokenizer
 from runner.wings import wings_of
 
 log = Log(__name__)
-_WARM_BYTES = 256 << 20  # of a model: above it, a CPU's forwards take so long that a warm-up saves nothing
+_WARM_BYTES = 16 << 20  # of a model: above it, a CPU's forwards take longer than the first request saves by a warm-up
 _GPU_COLUMNS = 8_192  # in compiled steps: over longer buffers, their attention was not measured
 
 
@@ -194,7 +194,7 @@ def sketch(make_layers: MakeLayers, forward: Forward, vocab_size: int, context_l
 
 
 def warm_up(sketch: Sketch, forward: Forward, vocab_size: int, context_length: int) -> bool:
-    """Computes a slice of a prompt, and a step with each kind of sampling. The sketch cannot be used afterwards.
+    """Computes a slice of a prompt, and a step with both kinds of sampling. The sketch cannot be used afterwards.
     `forward` is the forward of the sketch. Returns False if NaN or infinity was computed; other prompts may still
     compute numbers.
 
@@ -204,8 +204,8 @@ def warm_up(sketch: Sketch, forward: Forward, vocab_size: int, context_length: i
     with _computing():
         mask = b"\xff" * (-(-vocab_size // 8))
         mx.eval(forward(mx.array([sketch.prompt]), sketch.layers))
+        logits = forward(mx.array([[0]]), sketch.layers)
         for options in _OPTIONS:
-            logits = forward(mx.array([[0]]), sketch.layers)
             sample = Sampler(options, sketch.prompt, vocab_size, context_length)(logits[:, -1, :], [mask])
             mx.eval(sample.arrays())
             from_numbers = sample.read()[0].from_numbers  # NaN and infinity stay in the layers

@@ -7,6 +7,7 @@ layer has to move back.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers.adapter import LayerState
@@ -45,6 +46,7 @@ def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: 
         return
     if at > shared or at != sequence.offset:
         sequence.page_out_unsliceable()
+    missing: list[tuple[LayerState, Sequence[Snapshot]]] = []
     for slot, state in sequence.used:
         if at <= shared and state.can_rewind(at):
             state.rewind(at)
@@ -55,7 +57,12 @@ def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: 
             state.rewind(begin)
         wanted = [held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None]
         sequence.totals.restored_bytes += sum(held.nbytes for held in wanted)
-        state.restore(wanted)
+        there = [*takewhile(state.live.__contains__, wanted)] if state.sliceable else []
+        if there:
+            state.restore(there)
+        if there != wanted:
+            missing.append((state, wanted[len(there) :]))
+    sequence.restore(missing)
     sequence.position = at
 
 

@@ -1,6 +1,6 @@
 """All layers of one sequence of tokens, moved together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from runner.cache.layers import adapt, flatten
 from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
-from runner.cache.layers.snapshot import TOGETHER_BYTES, Copy, Ledger, complete
+from runner.cache.layers.snapshot import GROUP_BYTES, Copy, Ledger, complete
 from runner.cache.sketch import LayerFacts
 
 
@@ -81,22 +81,44 @@ class SequenceLayers:
         if not any(state.live for state in self.states):
             return
         self.page_out_unsliceable()
-        group: list[tuple[LayerState, list[Copy]]] = []
-        for state in self.states:  # in groups: all copies together would need as much memory again
-            if copies := state.page_out():
-                group.append((state, copies))
-                arrays = [array for _, each in group for copy in each for array in copy.owned.arrays]
-                if sum(array.nbytes for array in arrays) > TOGETHER_BYTES:
-                    self._complete(group)
-                    group = []
-        self._complete(group)
+        for group in self._paged_out(self.states):
+            for state in group:  # its buffers may come from a much longer conversation
+                state.trim(spare_room(self.offset))
+            mx.eval([state.arrays() for state in group])
 
-    def _complete(self, group: list[tuple[LayerState, list[Copy]]]) -> None:
-        """Evaluates the copies, and trims the buffers of their layers: these buffers may come from a much longer
-        conversation, which was just paged out."""
-        complete([copy for _, copies in group for copy in copies])
-        for state, _ in group:
-            state.trim(spare_room(self.offset))
+    @staticmethod
+    def _paged_out(states: Iterable[LayerState]) -> Iterator[list[LayerState]]:
+        """Pages out the snapshots that a write into `states` would overwrite. Yields these layers in groups."""
+        group: list[LayerState] = []
+        copies: list[Copy] = []
+        for state in states:
+            if found := state.page_out():
+                group.append(state)
+                copies += found
+                if sum(array.nbytes for copy in copies for array in copy.owned.arrays) > GROUP_BYTES:
+                    complete(copies)
+                    yield group
+                    group, copies = [], []
+        complete(copies)
+        yield group
+
+    def restore(self, missing: Sequence[tuple[LayerState, Sequence[Snapshot]]]) -> None:
+        """Brings each of these layers to the end of its snapshots, whose bytes are not in the layer."""
+        group: list[tuple[LayerState, Sequence[Snapshot]]] = []
+        nbytes = 0
+        for state, snapshots in missing:
+            group.append((state, snapshots))
+            nbytes += state.nbytes + sum(snapshot.nbytes for snapshot in snapshots)
+            if nbytes > GROUP_BYTES:
+                self._restore(group)
+                group, nbytes = [], 0
+        self._restore(group)
+
+    @staticmethod
+    def _restore(group: Sequence[tuple[LayerState, Sequence[Snapshot]]]) -> None:
+        complete([copy for state, _ in group if state.sliceable for copy in state.page_out()])
+        for state, snapshots in group:
+            state.restore(snapshots)
         mx.eval([state.arrays() for state, _ in group])
 
     def passing(self, count: int, offsets: Sequence[int]) -> AbstractContextManager[None]:
@@ -167,7 +189,10 @@ class SequenceLayers:
         for state in self.states:
             if state.sliceable and not state.empty:
                 state.rewind(0)
-                complete(state.page_out())
+        for group in self._paged_out(self.states):
+            for state in group:
+                state.reset()
+        for state in self.states:
             state.reset()
         self.position = 0
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics, TopLogprob
 from runner.cache.session import Session
+from runner.device import on_cuda
 from runner.engine.answer_grammar import AnswerGrammar, compile_error
 from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.lifecycle import Lifecycle
@@ -131,7 +132,8 @@ class Generation:
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
-        mx.clear_cache()  # the next forwards need buffers of other sizes
+        if not on_cuda():  # whose driver waits for the device to free buffers, and to map new ones for the next prompt
+            mx.clear_cache()  # the next forwards need buffers of other sizes
         if self.drafter is not None:
             self.drafter.index(2 * count)
         return count

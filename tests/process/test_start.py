@@ -17,7 +17,9 @@ from tests.process.conftest import RANDOM
 
 WATCHED = (sys.executable, str(Path(__file__).parent / "watched.py"))
 NEVER = (
-    *("aiohttp.client", "aiohttp.connector", "aiohttp.cookiejar", "aiohttp.tracing", "aiohappyeyeballs"),
+    *("aiohttp.client", "aiohttp.client_reqrep", "aiohttp.connector", "aiohttp.cookiejar", "aiohttp.tracing"),
+    *("aiohttp.formdata", "aiohttp.http_websocket", "aiohttp.multipart", "aiohttp.web_fileresponse", "aiohttp.web_ws"),
+    *("attr", "email", "http.client", "http.cookies", "idna", "ssl", "urllib.request", "aiohappyeyeballs"),
     *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
     *("mlx_lm.generate", "mlx_lm.utils", "mlx_lm.tokenizer_utils"),
     *("importlib.metadata", "multiprocessing", "unittest", "pytest"),

@@ -192,5 +192,5 @@ def test_mlx_lm_leaves_gated_delta_nets_to_us_on_nvidia() -> None:
     calls = [path.name for path in Path(*mlx_lm.models.__path__).glob("*.py") if "fast.gated_delta" in path.read_text()]
     assert not calls, (
         f"{calls} call MLX's own kernel for gated delta nets: see if `functions.gated_delta_update` still stands in "
-        "its place, and what `python -m scripts.tools.device` finds on NVIDIA, where MLX 0.32.4 has a loop"
+        "its place, and what `scripts.tools.device --only hybrids` finds on NVIDIA, where MLX 0.32.4 has a loop"
     )

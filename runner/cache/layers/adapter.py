@@ -140,7 +140,8 @@ class LayerState(ABC):
 
         A sliceable layer needs adjacent snapshots from its offset on. Their bytes move into the layer, where the
         snapshots are live from then on. A layer with a tail copies its tokens; a state moves into the layer. Snapshots
-        that are live in another layer are copied, and stay there. Raises ValueError if the snapshots do not fit.
+        that are live in another layer are copied, and stay there. Before, the caller pages out what would be
+        overwritten; afterwards, it evaluates the layer's arrays. Raises ValueError if the snapshots do not fit.
         """
 
     def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:

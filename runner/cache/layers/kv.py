@@ -85,11 +85,8 @@ class KVState(LayerState):
     def _write(self, snapshots: list[SliceSnapshot]) -> None:
         """Writes snapshots into the buffers, from the offset on. Snapshots with bytes of their own become live here;
         snapshots that are live in other layers are copied."""
-        complete(self.page_out())  # overwritten snapshots own their bytes now
         parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
-        buffers = self._appended(parts, snapshots[-1].stop)
-        mx.eval(buffers)
-        self._put(buffers)
+        self._put(self._appended(parts, snapshots[-1].stop))
         for snapshot in snapshots:
             if not snapshot.live:
                 snapshot.page_in(self)

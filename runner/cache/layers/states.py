@@ -49,9 +49,7 @@ class CountedState(LayerState):
             raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
         self._check_none_live()
         if snapshot.owner is not None:  # the snapshot is live in another layer, and stays there
-            owned = snapshot.owner.copy_tokens(snapshot.start, snapshot.stop)
-            mx.eval(owned.arrays)
-            self._set(owned.content)
+            self._set(snapshot.owner.copy_tokens(snapshot.start, snapshot.stop).content)
         else:
             self._set(snapshot.owned.content)
             snapshot.page_in(self)

@@ -72,7 +72,6 @@ class TailState(LayerState):
             raise ValueError(f"tokens {needed}..{at} are missing to stand at {stop}")
         # Always a copy, even of a single piece: the snapshots stay where they are.
         buffers = [own(mx.concatenate([*same], axis=-2)) for same in zip(*pieces, strict=True)]
-        mx.eval(buffers)
         self._put(buffers, stop)
 
     @abstractmethod

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from statistics import median
+from typing import cast
 from unittest.mock import patch
 
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-from runner.cache.layers import rows as batch_buffers
-from runner.cache.layers.batched import BatchedLayers
+from runner.cache.layers.compiled import CompiledSteps, Forward
 from runner.device import device
 from runner.model.scans import functions
 from runner.model.scans.kernel import Rule, available
@@ -23,7 +22,7 @@ from scripts.tools.models.tiny import Tiny, words
 _FEW = "llama", "qwen3_next", "kimi_linear", "mamba2", "mamba", "rwkv7", "recurrent_gemma", "bailing_moe_linear"
 _ROUNDINGS = 4.0  # of a scan's outputs
 _NOISE = 1e-2  # of the largest logit
-_BATCH = 4
+_PROMPT, _TOKENS = 60, 100
 _TIMED = "llama", "qwen3_5", "mamba2", "kimi_linear"
 
 
@@ -33,7 +32,6 @@ def scan_rows(*, tiny: bool) -> Iterator[Row]:
         yield Row("kernels", f"none for {', '.join(missing)}", good=False)
         return
     yield from guarded(lambda case: [scan_row(case)], SMALL if tiny else LARGE)
-    yield own_delta_row()
 
 
 def graph_rows(*, tiny: bool) -> Iterator[Row]:
@@ -41,13 +39,6 @@ def graph_rows(*, tiny: bool) -> Iterator[Row]:
     others = () if tiny else architectures.architectures()
     served = [name for name in dict.fromkeys((*_FEW, *others)) if name not in architectures.unserved()]
     yield from guarded(architecture_rows, served)
-
-
-def hybrid_rows(*, tiny: bool) -> Iterator[Row]:
-    """Yields times of the attention of one query, of batches, and of models with states."""
-    if device() == "gpu":
-        yield from attention_rows()
-    yield from guarded(lambda rows: rows(tiny=tiny), (batch_rows, speed_rows))
 
 
 def scan_row(case: Case) -> Row:
@@ -97,14 +88,7 @@ def _apart(mine: mx.array, theirs: mx.array) -> float:
     return float(mx.abs(mine - theirs).max() / mx.abs(theirs).max())
 
 
-def own_delta_row() -> Row:
-    """Returns a row that says if MLX has a kernel of its own here. If it has, compare that with ours."""
-    inputs = ((mx.zeros((1, length, 2, 128)), mx.zeros((1, length, 2))) for length in nodes.LENGTHS)
-    few, many = (nodes.of_graph(*mx.fast.gated_delta_update(q, q, q, gates, gates)) for q, gates in inputs)
-    return Row("MLX's own gated delta net", "a loop over tokens" if many > few else "A KERNEL: is it faster than ours?")
-
-
-def speed_rows(*, tiny: bool) -> Iterator[Row]:
+def hybrid_rows(*, tiny: bool) -> Iterator[Row]:
     """Yields the times of models, and those with mlx-lm's own loops."""
     length, base = 32 if tiny else 1_024 if device() == "gpu" else 128, 0.0
     for name in ("llama",) if tiny else _TIMED:
@@ -121,21 +105,32 @@ def speed_rows(*, tiny: bool) -> Iterator[Row]:
         yield Row(f"{name}, {size / 1e6:.0f} M", found, figures=figures)
 
 
-def batch_rows(*, tiny: bool) -> Iterator[Row]:
-    """Yields the time of a token of several answers, where buffers have room for 64 and for 256 columns more."""
-    tested, length = (architectures.build("llama"), 30) if tiny else (large("llama")[0], 300)
-    for columns in (64, 256):
-        with patch.object(batch_buffers, "SHORT_STEP", columns):
-            parts = [tested.make_layers() for _ in range(_BATCH)]
-            for layers in parts:
-                mx.eval(tested.logits(mx.array([words(length)]), layers))
-            batch, tokens = BatchedLayers(parts), mx.array([[1]] * _BATCH)
+def compiled_rows(*, tiny: bool) -> Iterator[Row]:
+    """Yields the time of a token by plain and by compiled steps, and where their answers part."""
+    for name in ("qwen3_5",) if tiny else _TIMED:
+        tested = architectures.build(name) if tiny else large(name)[0]
+        steps = CompiledSteps(tested.logits, tested.logits)
+        (plain, plain_ms), (compiled, ms) = (_answer(each, tested.make_layers()) for each in (tested.logits, steps))
+        apart = next((at for at, pair in enumerate(zip(plain, compiled, strict=True)) if pair[0] != pair[1]), None)
+        found = (
+            f"{plain_ms:.2f} ms a token, compiled {ms:.2f}, {'equal' if apart is None else f'token {apart} differs'}"
+        )
+        good = steps.ran > _TOKENS // 2 and (apart is None or device() == "gpu")
+        yield Row(name, found, good, {"plain_ms": plain_ms, "compiled_ms": ms, "steps": steps.ran})
 
-            def step(batch: BatchedLayers = batch, tokens: mx.array = tokens) -> list[mx.array]:
-                return [tested.logits(tokens, batch.layers)]
 
-            ms = timed(step, 16)
-        yield Row(f"{_BATCH} answers, {columns} columns more", f"{ms:.2f} ms a token", figures={"ms": ms})
+def _answer(forward: Forward, layers: list[object]) -> tuple[list[int], float]:
+    """Returns a greedy answer, and the milliseconds of a token."""
+    logits, tokens = forward(mx.array([words(_PROMPT)]), layers), list[int]()
+
+    def step() -> list[mx.array]:
+        nonlocal logits
+        drawn = mx.argmax(logits[:, -1:], axis=-1)
+        tokens.append(cast("int", drawn.item()))
+        logits = forward(drawn, layers)
+        return [logits]
+
+    return tokens, timed(step, _TOKENS)
 
 
 def large(family: str) -> tuple[Tiny, int]:
@@ -157,23 +152,6 @@ def _speed(tested: Tiny, length: int, times: int = 3) -> tuple[float, float]:
     mx.eval(tested.logits(prompt, layers))
     prompt_ms = timed(lambda: [tested.logits(prompt, tested.make_layers())], times)
     return prompt_ms, timed(lambda: [tested.logits(token, layers)])
-
-
-def attention_rows() -> Iterator[Row]:
-    """Yields the times of one query over 300 keys: MLX takes cuDNN if a cache has a multiple of 256 columns."""
-    for rows, columns in product((1, _BATCH), (512, 500)):
-        query = mx.random.normal((rows, 32, 1, 128)).astype(mx.bfloat16)
-        keys = mx.random.normal((rows, 8, columns, 128)).astype(mx.bfloat16)
-        mx.eval(query, keys)
-
-        def attend(query: mx.array = query, keys: mx.array = keys) -> list[mx.array]:
-            shown = keys[:, :, :300]
-            mx.eval(shown)
-            return [mx.fast.scaled_dot_product_attention(query, shown, shown, scale=0.1)]
-
-        first, later = timed(attend, 1), timed(attend, 50)
-        name = f"one query, {rows} x 300 of {columns} columns"
-        yield Row(name, f"{later:.3f} ms, the first {first:.1f} ms", figures={"ms": later, "first_ms": first})
 
 
 def timed(function: Callable[[], Sequence[mx.array]], times: int = 3) -> float:

@@ -50,8 +50,8 @@ PARTS = (
     Part(
         "speed", "tokens and first tokens, beside mlx_lm.server and the bare loop", _HERE + "served:speed", alone=True
     ),
-    Part("hybrids", "prompts of recurrent models, batches, attention", _HERE + "checks:hybrid_rows", alone=True),
-    Part("compiled", "compiled decode steps beside plain ones", _HERE + "compiled:rows", alone=True),
+    Part("hybrids", "prompts of recurrent models", _HERE + "checks:hybrid_rows", alone=True),
+    Part("compiled", "compiled decode steps beside plain ones", _HERE + "checks:compiled_rows", alone=True),
     Part("conformance", "what hosts expect", _HERE + "served:conformance"),
     Part("limits", "random clients, with little memory and a disk cache", _HERE + "served:limits"),
     Part("drafts", "what drafts bring", _HERE + "served:drafted", alone=True),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
+from runner.cache import sequence
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
@@ -163,8 +164,9 @@ def test_every_token_is_held_once(kind: str) -> None:
         ask(prompt)
 
 
-def test_going_back_to_a_conversation_needs_room_for_two_layers() -> None:
-    """Layer by layer the one is copied out and the other moves in."""
+def test_going_back_to_a_conversation_needs_room_for_two_groups_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group by group, here of a layer each, the one is copied out and the other moves in."""
+    monkeypatch.setattr(sequence, "GROUP_BYTES", 0)
     users = Users(deep())
     system = users.tokens(1000)
     prompts = [system + users.tokens(2000), system + users.tokens(2000), users.tokens(300)]

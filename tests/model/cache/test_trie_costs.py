@@ -133,6 +133,15 @@ def test_large_copies_are_computed_at_once() -> None:
         assert counts == [4] * LAYERS
 
 
+def test_a_conversation_comes_back_in_two_evaluations() -> None:
+    """Of the copies of all that it overwrites, and of all layers: each evaluation waits for the device."""
+    cache = two_conversations()
+    with evaluations() as counts:
+        session = cache.begin([*words(60, 2), 1])
+    assert session.position == 60
+    assert [count for count in counts if count] == [2 * LAYERS, 2 * LAYERS]
+
+
 @contextmanager
 def putting_off() -> Iterator[list[int]]:
     """The bytes of copies that were put off; all of them are computed when a forward comes."""

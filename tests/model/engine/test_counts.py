@@ -13,6 +13,7 @@ import pytest
 
 import runner.cache.layers.kv
 import runner.cache.sequence
+import runner.engine.generation
 from runner.cache.layers.batched import BatchedLayers
 from runner.cache.layers.snapshot import Copy, complete
 from runner.engine.policy import SlicePolicy
@@ -113,6 +114,18 @@ def test_a_cold_prompt_takes_a_forward_a_chunk_and_a_token_one_of_each(name: str
     assert len(prefills) == ceil((len(PROMPT) - 1) / CHUNK) if name in SLICEABLE else len(prefills) <= 8
     assert found.forwards == len(prefills) + ANSWER
     assert found.started == found.round_trips == ANSWER
+
+
+@pytest.mark.parametrize(("cuda", "clears"), [(False, ceil((len(PROMPT) - 1) / CHUNK)), (True, 0)])
+def test_a_gpu_of_nvidia_keeps_buffers_for_the_next_prompt(
+    cuda: bool, clears: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, calls = make_engine("llama"), list[None]()
+    monkeypatch.setattr(runner.engine.generation, "on_cuda", lambda: cuda)
+    monkeypatch.setattr(mx, "clear_cache", lambda: calls.append(None))
+    here.ask(PROMPT, ANSWER)
+    here.finish()
+    assert len(calls) == clears
 
 
 @pytest.mark.parametrize("name", SLICEABLE)

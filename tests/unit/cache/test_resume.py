@@ -217,11 +217,11 @@ def test_a_layer_that_can_go_back_by_itself_needs_no_piece(back: int, reached: i
 WINDOW_ENDS = (10, 12, 20, 30)
 WAYS = [
     # only what is missing moves in
-    (Scene(Slices, offset=10).hold(0, 10, 20, 30), 30, 10, ["in 20 30"]),
-    (Scene(Slices, offset=10).hold(0, 10, 20, 30), 20, 10, ["in 20"]),
-    (Scene(Slices).hold(0, 10, 20, 30), 20, 0, ["in 10 20"]),
+    (Scene(Slices, offset=10).hold(0, 10, 20, 30), 30, 10, ["left", "in 20 30"]),
+    (Scene(Slices, offset=10).hold(0, 10, 20, 30), 20, 10, ["left", "in 20"]),
+    (Scene(Slices).hold(0, 10, 20, 30), 20, 0, ["left", "in 10 20"]),
     # slices go back to where the paths part
-    (Scene(Slices, offset=40).hold(0, 10, 20, 30), 30, 10, ["back to 10", "in 20 30"]),
+    (Scene(Slices, offset=40).hold(0, 10, 20, 30), 30, 10, ["back to 10", "left", "in 20 30"]),
     (Scene(Slices, offset=40), 20, 30, ["back to 20"]),
     # a window moves in from the nodes that it reaches back to
     (Scene(Window, offset=40, ends=WINDOW_ENDS).hold(0, *WINDOW_ENDS), 30, 0, ["left", "in 20 30"]),
@@ -230,8 +230,13 @@ WAYS = [
     # it goes back by itself if it can
     (Scene(Window, offset=12, back=0).hold(0, 10), 10, 10, ["left", "back to 10"]),
     (Scene(Window, offset=12, back=0).hold(0, 10), 10, 5, ["left", "in 10"]),
-    # layers leave live snapshots before anything moves; slices look after themselves
-    (Scene(Slices, State, offset=40).hold(0, 10, 20).hold(1, 20), 20, 10, ["left", "back to 10", "in 20", "in 20"]),
+    # layers leave live snapshots before anything moves, slices before anything is overwritten
+    (
+        Scene(Slices, State, offset=40).hold(0, 10, 20).hold(1, 20),
+        20,
+        10,
+        ["left", "back to 10", "left", "in 20", "in 20"],
+    ),
 ]
 
 
