@@ -43,12 +43,21 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(CORES + 1, 8)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Looks for no garbage meanwhile: ten thousand tests are none, and each look goes through all of them."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
-    if left_out := [item for item in items if not runs(item, config)]:
-        items[:] = [item for item in items if runs(item, config)]
+    chosen = {id(item): runs(item, config) for item in items}
+    if left_out := [item for item in items if not chosen[id(item)]]:
+        items[:] = [item for item in items if chosen[id(item)]]
         config.hook.pytest_deselected(items=left_out)
 
 

@@ -14,6 +14,7 @@ from runner.errors import RequestError, panics_as
 
 _POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in generated text, which the author has never seen
 _PANIC = "panic: "  # how llguidance reports a panic that it has caught
+_PANICKED = "llguidance failed: {}; make the format smaller, or write equal alternatives only once"
 _SCHEMA = "failed to compile JSON schema: "
 _MOST_LOOKS_S = 0.5  # the processor time for finding the place of a fault
 _MOST_CHARACTERS = 1000
@@ -34,11 +35,11 @@ _UNSUPPORTED = (
 
 def explain_error(error: str, wanted: Format) -> str:
     """Returns a message made of llguidance's `error` about `wanted`, with the place of the fault if that is found."""
+    if error.startswith(_PANIC):
+        return _PANICKED.format(_clipped(error.removeprefix(_PANIC).strip()))
     if isinstance(wanted, Lark):
         return _clipped(error.strip())
     first, *rest = _POSITION.sub("", error.strip()).splitlines()
-    if first.startswith(_PANIC):
-        return _clipped(f"too large or too complex to compile ({first.removeprefix(_PANIC)})")
     details = [line.strip() for line in rest if line.startswith("error: ")]
     if first.startswith(_SCHEMA):
         return _of_schema(first.removeprefix(_SCHEMA), details, wanted)
@@ -93,4 +94,4 @@ def _clipped(text: str) -> str:
 
 def panics_as_errors() -> AbstractContextManager[None]:
     """Returns a context in which a panic of llguidance raises RequestError."""
-    return panics_as(lambda why: RequestError(f"Format: llguidance failed: {why}; write the format differently"))
+    return panics_as(lambda why: RequestError(f"Format: {_PANICKED.format(why)}"))

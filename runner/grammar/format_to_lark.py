@@ -32,6 +32,8 @@ _SPACING = {"whitespace_flexible": False, "whitespace_pattern": None, "item_sepa
 OPTIONS_KEY = "x-guidance"
 _ASCII_CLASSES = "dw"  # classes such as `\d` that match ASCII only, as in the patterns of JSON schemas
 _MOST_WAYS = 64  # the most texts with which the text after an `any_text` may begin
+_REGEX_PART = re.compile(r"\\.|\[(?!\^?\])(?:\\.|[^\[\]\\])*\]|\((?!\?)|\(\?(?:P?<\w+>|[imsuU-]*:)|[^\[(\\]", re.DOTALL)
+"""Matches an escape, a class, the beginning of a group, or a character; not a class in a class, or flags alone."""
 
 
 def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False, json: str = "") -> str:
@@ -78,7 +80,7 @@ class _Writer:
             case JsonSchema(schema):
                 return self._json or self._named("json", f"%json {_with_options(bytes(schema), self._options, path)}")
             case Regex(pattern):
-                return self._named("REGEX", f"/{regex_to_lark(pattern, _ASCII_CLASSES)}/")
+                return self._named("REGEX", f"/{regex_to_lark(with_unique_ways(pattern), _ASCII_CLASSES)}/")
             case AnyText(excludes):
                 if not last:
                     raise FormatError(f"Format: any_text must end the format or its sequence - at `{path}`")
@@ -154,6 +156,22 @@ class _Writer:
             known = self._names[name + body] = f"{stem}_{len(self._names)}"
             self.rules.append(f"{known}{bracket}{options}: {body}")
         return known
+
+
+def with_unique_ways(regex: str) -> str:
+    """Returns `regex` without captures and with each alternative once, or as it is if it has parts that `_REGEX_PART`
+    does not match. llguidance panics at alternatives that are equal but for captures, as in `aaa|(a)aa`."""
+    parts = _REGEX_PART.findall(regex)
+    opened = [[""]]  # the alternatives of each group that is still open
+    for part in parts:
+        if part == ")" and len(opened) > 1:
+            opened[-2][-1] += "|".join(dict.fromkeys(opened.pop())) + part
+        elif part == "|":
+            opened[-1].append("")
+        else:
+            opened[-1][-1] += "(?:" if part[0] == "(" and part[-1] != ":" else part
+            opened += [[""]] if part[0] == "(" else []
+    return "|".join(dict.fromkeys(opened[0])) if len(opened) == 1 and "".join(parts) == regex else regex
 
 
 def _flat(elements: Sequence[Node]) -> list[Node]:

@@ -195,7 +195,7 @@ class _Rewriter:
     def _list_names(self, schema: Schema) -> None:
         """Replaces `propertyNames` by a list of properties, or by a pattern for their names."""
         names = resolved(schema.get("propertyNames", True), self._root)
-        if names is True or (isinstance(names, dict) and _is_any_text(names)):
+        if names is True or _pattern(names) == _pattern({}):
             schema.pop("propertyNames", None)
             return
         properties, value = schema.get("properties", {}), schema.get("additionalProperties", True)
@@ -231,10 +231,6 @@ def _has_few_steps(multiple: object) -> bool:
     if isinstance(multiple, bool) or not isinstance(multiple, int | float):
         return False
     return 0 < int(f"{Decimal(str(multiple)):f}".replace(".", "")) <= _MOST_STEPS
-
-
-def _is_any_text(schema: Schema) -> bool:
-    return not schema.keys() - {"type", *_NOTES} and schema.get("type", "string") == "string"
 
 
 def _values(schema: object) -> list[object]:

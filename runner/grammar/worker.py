@@ -13,14 +13,13 @@ import msgspec
 from runner.engine.answer_grammar import StateTape
 from runner.errors import RequestError
 from runner.grammar.guide import Guide, taped_guide
-from runner.grammar.messages import FORK, ORDER, CompilerSetup, Follow, State, encode_message
+from runner.grammar.messages import ORDER, CompilerSetup, Follow, State, encode_message
 from runner.process.child import ChildProcess, Inbox
 from runner.sizes import sized
 
 _BUFFER_BYTES = 1 << 20
 _START_S = 60
 """The time limit for the process to read the tokenizer: many times what a busy machine needs for the largest one."""
-_RECEIVE_BYTES = 1 << 16
 
 
 class ForkServer(NamedTuple):
@@ -35,17 +34,12 @@ class ForkServer(NamedTuple):
         """True if the process is running."""
         return self.child is not None and self.child.process.poll() is None
 
-    def fork(self, number: int, channel: socket.socket) -> None:
-        """Asks the process to fork worker `number`, which serves `channel`. Does nothing if the process is gone."""
+    def order(self, action: bytes, number: int, *channel: int) -> None:
+        """Asks the process to fork worker `number`, which serves the descriptor `channel` (FORK), or to kill it (KILL)
+        or lower its priority (SLOW) unless it has ended. Does nothing if the process is gone."""
         if self.child is not None:
             with suppress(OSError):
-                socket.send_fds(self.child.connection, [ORDER.pack(FORK, number)], [channel.fileno()])
-
-    def order(self, action: bytes, number: int) -> None:
-        """Asks the process to kill worker `number` (KILL), or to lower its priority (SLOW), unless it has ended."""
-        if self.child is not None:
-            with suppress(OSError):
-                self.child.connection.send(ORDER.pack(action, number))
+                socket.send_fds(self.child.connection, [ORDER.pack(action, number)], channel)
 
     def close(self) -> None:
         """Ends the process."""
@@ -79,7 +73,7 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
 async def _first_state(connection: socket.socket) -> State:
     inbox = Inbox()
     while (message := inbox.next_message()) is None:
-        inbox.feed(await asyncio.get_running_loop().sock_recv(connection, _RECEIVE_BYTES))
+        inbox.feed(await asyncio.get_running_loop().sock_recv(connection, _BUFFER_BYTES))
     return msgspec.msgpack.decode(message, type=State)
 
 
@@ -103,6 +97,8 @@ class Worker:
         self.fork_server = fork_server
         self.memory_bytes = memory_bytes
         """The limit on the memory of the process."""
+        self.death = f"it takes more than {sized(memory_bytes)} of memory, or crashes llguidance; make it simpler"
+        """The probable reason if the process ends without a message."""
         self.nbytes = 0
         """The memory that the process had allocated when it sent its last state."""
         self.awaited = 0
@@ -168,11 +164,6 @@ class Worker:
         self.nbytes = state.nbytes
         self.broken |= bool(state.error)
         return state
-
-    @property
-    def death(self) -> str:
-        """The probable reason why the process ended without a message."""
-        return f"it takes more than {sized(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
 
     def close(self) -> None:
         """Ends the answer, and gives the worker back to the pool for another answer."""

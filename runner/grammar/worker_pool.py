@@ -13,7 +13,7 @@ import msgspec
 from protocol.format import Format
 from runner.engine.answer_grammar import Grammar
 from runner.errors import RequestError
-from runner.grammar.messages import COMPILE_S, KILL, SLOW, Compile, CompilerSetup, Follow, State, encode_message
+from runner.grammar.messages import COMPILE_S, FORK, KILL, SLOW, Compile, CompilerSetup, Follow, State, encode_message
 from runner.grammar.worker import ForkServer, Worker, WorkerGrammar, start_fork_server
 from runner.logs import Log
 from runner.model import OpenedModel
@@ -203,7 +203,7 @@ class WorkerPool:
             worker = Worker(key, next(self._numbers), fork_server, self.worker_bytes, give_back)
         except OSError as error:
             raise RequestError(f"Format: cannot start a worker to compile it: {error.strerror}", 503) from None
-        fork_server.fork(worker.number, worker.other_end)
+        fork_server.order(FORK, worker.number, worker.other_end.fileno())
         worker.other_end.close()
         worker.awaited += 1
         return worker

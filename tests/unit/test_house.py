@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tools.docs import imports as drawn
 from tests import ROOT
 from tests.lib.programs import python
 from tests.sizes import CEILINGS, CORE, sizes
@@ -37,13 +38,8 @@ WINGS = ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers
 
 
 @cache
-def tree_of(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
-@cache
 def import_nodes(source: str) -> Sequence[ast.Import | ast.ImportFrom]:
-    return [node for node in ast.walk(tree_of(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [*drawn.import_nodes(source)]
 
 
 @cache
@@ -283,7 +279,7 @@ def test_a_public_name_stands_once() -> None:
     names = Counter(
         node.name
         for path in sources()
-        for node in tree_of(path.read_text()).body
+        for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} <= {"Model", "ModelArgs", "main", "serve"}

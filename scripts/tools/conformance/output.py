@@ -119,11 +119,16 @@ async def lines_before_the_last_have_no_counters(target: Target) -> None:
 @OUTPUT.case(45, "flushed", once)
 async def every_token_is_flushed_when_it_is_there(target: Target) -> None:
     """A line is sent as soon as its token is there."""
-    completion = await target.complete(Request("5", {"num_predict": 1200}))  # long, as the machine may be busy
-    expect("lines", len(completion.lines), 1201)
-    spread_s = completion.arrivals[-1] - completion.arrivals[0]
-    decode_s = completion.final.eval_duration / 1e9
-    assert spread_s > decode_s / 2, f"1,200 lines of {decode_s:.3f} s arrived within {spread_s:.3f} s"
+    late = "400 lines"
+    for _ in range(5):  # a client that waits for a processor, for half as long as the answer takes, reads them together
+        completion = await target.complete(Request("5", {"num_predict": 400}))
+        expect("lines", len(completion.lines), 401)
+        spread_s = completion.arrivals[-1] - completion.arrivals[0]
+        decode_s = completion.final.eval_duration / 1e9
+        if spread_s > decode_s / 2:
+            return
+        late += f", of {decode_s:.3f} s within {spread_s:.3f} s"
+    raise AssertionError(late)
 
 
 @OUTPUT.case(45, "long-text", wire, beyond=True)

@@ -60,15 +60,23 @@ def _imports() -> Iterator[tuple[str, str]]:
     """Yields pairs of packages: one, and another that it imports."""
     for path in (ROOT / "runner").rglob("*.py"):
         own = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules: list[str] = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        for node in import_nodes(path.read_text()):
+            before = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            modules = [before + alias.name for alias in node.names]
             for package, _, rest in (module.partition(".") for module in modules):
                 if package == "runner" and (name := rest.partition(".")[0]) not in ("", own):
                     yield own, name
+
+
+def import_nodes(source: str) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields all imports of a module in their order, also those inside functions. Skips expressions: they are most."""
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        blocks = (getattr(node, name, ()) for name in ("cases", "finalbody", "orelse", "handlers", "body"))
+        waiting += [each for block in blocks if isinstance(block, list) for each in reversed(block)]
 
 
 def _boxes(kinds: Mapping[str, tuple[int, str]]) -> Iterator[_Box]:

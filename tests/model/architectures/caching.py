@@ -249,7 +249,7 @@ def can_be_batched_as_the_table_says(it: Subject) -> None:
 
 def compiled_steps_are_plain_ones(it: Subject) -> None:
     """To the bit, as far as steps can be compiled."""
-    if it.name in UNBATCHABLE or not cpu.skips_padding():
+    if it.name in UNBATCHABLE or not in_front():
         return
     steps = CompiledSteps(it.tiny.logits, it.tiny.logits)
     ways = [(forward, _read(it.tiny, PROMPT)) for forward in (it.tiny.logits, steps)]

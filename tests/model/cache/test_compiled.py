@@ -6,15 +6,15 @@ from itertools import accumulate, cycle
 import mlx.core as mx
 import pytest
 
-from runner import cpu
 from runner.cache.layers.batched import BatchedLayers, arrays_of
 from runner.cache.layers.compiled import CompiledSteps, _Columns
 from runner.cache.layers.rows import Layout
 from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import Tiny, tiny, words
+from tests.lib.kernels import in_front
 from tests.lib.tiny_engine import BATCHABLE, TinyEngine
 
-pytestmark = pytest.mark.skipif(not cpu.skips_padding(), reason="without kernels, MLX would fuse operations")
+pytestmark = pytest.mark.skipif(not in_front(), reason="without kernels, MLX would fuse operations")
 _UNCOMPILED = "deepseek_v32"  # its attention reads the buffers by itself
 compilable = pytest.mark.parametrize("name", [name for name in BATCHABLE if name != _UNCOMPILED])
 

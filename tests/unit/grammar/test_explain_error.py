@@ -4,16 +4,12 @@ import json
 
 import pytest
 
-from protocol.format import ConstString, Lark
 from runner.errors import RequestError
-from runner.grammar.compiler import Compiler
-from runner.grammar.explain_error import explain_error, panics_as_errors
-from scripts.tools.models.tiny import VOCAB
-from tests.lib.tiny_engine import tokenizer
-from tests.unit.grammar.walks import bytes_tokenizer, guide_of
+from tests.unit.grammar.walks import accepts, bytes_tokenizer, guide_of
 
 BAD = {"type": "strin"}
 GOOD = {"type": "string"}
+PANICS = "a(?:ab|a)|aa(?:b|)|é"
 STRICT = {"x-guidance": {"lenient": False}}
 
 
@@ -76,35 +72,17 @@ def test_a_schema_too_large_to_compile_is_called_too_large() -> None:
     assert "schema too large" in told(
         {"type": "object", "properties": {f"p{number}": GOOD for number in range(20_000)}}
     )
-    assert explain_error("panic: assertion failed: n < 10", ConstString("")).startswith("too large or too complex")
 
 
-PanicException = type("PanicException", (BaseException,), {})
-"""pyo3's name for it, in a module that cannot be imported."""
-
-
-def test_a_real_one_is_called_like_that() -> None:
-    """llguidance's tree of tokens cannot hold a text of so many bytes."""
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    class Vast:
-        eos_token_id, bos_token_id, special_token_ids = 0, None, (0,)
-        tokens = (b"<end>", b"a" * 5000)
-
-        def __call__(self, text: bytes) -> list[int]:
-            return [1] * len(text)
-
-    with pytest.raises(RequestError, match="assertion failed"), panics_as_errors():
-        LLTokenizer(TokenizerWrapper(Vast()), n_vocab=2)
-
-
-def test_a_panic_while_compiling_fails_only_its_own_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    def panic(*_: object) -> None:
-        raise PanicException("out of fuel")
-
-    compiler = Compiler(tokenizer(), VOCAB)
-    with monkeypatch.context() as patch:
-        patch.setattr("runner.grammar.compiler.make_vocabulary", panic)
-        with pytest.raises(RequestError, match="out of fuel"):
-            compiler.compile(Lark('start: "0"'))
-    assert compiler.compile(Lark('start: "0"'))[1].forced == [ord("0") - 1]
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "lark", "grammar": 'start: X\nX: "aaa" | "a" "aa"'},
+        {"pattern": PANICS},
+        {"properties": {"a": {"type": "string", "format": "iri"}, "b": {"pattern": PANICS}}},  # in `fault`
+    ],
+)
+def test_a_panic_of_llguidance_is_called_one_and_fails_only_its_own_format(wanted: object) -> None:
+    assert "llguidance failed: called `Option::unwrap()`" in told(wanted)
+    assert "write equal alternatives only once" in told(wanted)
+    assert accepts(GOOD, '"a"')
