@@ -33,14 +33,14 @@ class EvictionOrder:
     which conversations diverge stays. A state after a long system prompt saves thousands of tokens; a state between two
     messages has the same bytes and saves a few dozen tokens. By age alone, both would be evicted alike. The chance is
     taken from the habits of the conversation: the answers of a chat that drops its thinking go first, those of an agent
-    go last. Checkpoints of running requests go after all others.
+    go last. Checkpoints of running requests count as twice as likely to be used.
     """
 
     _FORWARD = 16  # tokens: the fixed cost of a forward
     _STEPS = 8  # weights in each doubling: weights that differ by less than 9 % count as equal
     _LEAST = 0.1  # the chance of a checkpoint that no request has used yet, or that the last request passed
     _USED = 1.25  # the chance of tokens that a request has used, over that of others
-    _RUNNING = 64  # doublings between the weights of running requests' checkpoints and those of others
+    _RUNNING = 2  # the chance of running requests' checkpoints, over that of others
 
     def __init__(self, slots: Collection[int] = ()) -> None:
         """`slots` are the slots of layers that are not sliceable: merging a node frees these layers' snapshots."""
@@ -59,9 +59,8 @@ class EvictionOrder:
         saved = self._freed(node) / (len(node.tokens) + self._FORWARD) if self._slots else 1.0
         if not saved:
             return 0.0
-        exact = log2(saved / self._chance(node))
-        exact -= self._RUNNING if self._slots and node.locks else 0
-        return float(2 ** (floor(self._STEPS * exact) / self._STEPS))
+        chance = self._chance(node) * (self._RUNNING if self._slots and node.locks else 1)
+        return float(2 ** (floor(self._STEPS * log2(saved / chance)) / self._STEPS))
 
     def _chance(self, node: Node) -> float:
         """Returns the chance that the next request through the node resumes at its end; for sliceable layers, that it

@@ -18,6 +18,7 @@ log = Log(__name__)
 Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
 """A function from tokens [B, L] and the layer caches to logits [B, L, V]."""
 _TOKENS, _MORE = 16, 512
+_FEW = 3  # checkpoints that a prompt has, even if they take much of the budget: prompts diverge in different places
 _STOPS, _STOP_TOKENS = 4, 4096  # checkpoints that may cost a forward each: a few, or one in so many tokens
 
 
@@ -48,10 +49,10 @@ class LayerFacts:
         return self.token_bytes * tokens + self.fixed_bytes
 
     def most_checkpoints(self, budget_bytes: int | None, tokens: int) -> int | None:
-        """Returns the largest number of checkpoints in `tokens` tokens of one prompt that take at most an eighth of the
-        budget, at least 1, and fewer if each costs a forward. None means no limit: without tails and states, a
+        """Returns the largest number of checkpoints in `tokens` tokens of one prompt: a few, or as many as take an
+        eighth of the budget, and fewer if each costs a forward. None means no limit: without tails and states, a
         checkpoint takes no additional bytes."""
-        most = max(1, budget_bytes // 8 // self.point_bytes) if budget_bytes and self.point_bytes else None
+        most = max(_FEW, budget_bytes // 8 // self.point_bytes) if budget_bytes and self.point_bytes else None
         stops = None if self.passes else max(_STOPS, tokens // _STOP_TOKENS)
         return min((each for each in (most, stops) if each is not None), default=None)
 

@@ -45,9 +45,9 @@ def test_an_inner_node_that_goes_gives_back_its_state_only(family: str, gone: in
     assert users.turn([*PREFIX, *own(1), 20, 21, 22]).cached == 17
 
 
-@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 8), ("R", 30, 8), ("P", 30, 0)])
+@pytest.mark.parametrize(("family", "budget", "kept"), [("K", 30, 15), ("S", 36, 24), ("R", 30, 8), ("P", 30, 0)])
 def test_a_conversation_larger_than_the_budget_keeps_its_beginning(family: str, budget: int, kept: int) -> None:
-    """Of 40 tokens and 2 more: K has room for 30 bytes / 2. S for one point, of 4 bytes, in an eighth of 36; R for
+    """Of 40 tokens and 2 more: K has room for 30 bytes / 2, S for 36 - 4, and the last of three points at 24; R for
     30 - 16, with a point at 8. P's states take 32 bytes, whatever they have seen."""
     users = Conversation(family, "trie", budget=budget, policy=Every(8))
     prompt = list(range(40))
@@ -80,10 +80,12 @@ def test_a_request_beyond_the_budget_is_logged_once(family: str, caplog: pytest.
     ]
 
 
-def test_checkpoints_of_one_prompt_take_an_eighth_of_the_budget() -> None:
-    users = Conversation("R", "trie", budget=16 * STATE_BYTES, policy=At(3, 6, 9, 12))
+@pytest.mark.parametrize(("states", "most"), [(8, 3), (48, 6)])
+def test_checkpoints_of_one_prompt_are_three_or_take_an_eighth_of_the_budget(states: int, most: int) -> None:
+    users = Conversation("R", "trie", budget=states * STATE_BYTES, policy=Every(2))
     users.turn([7])  # how large a state is, is known after the first forward
+    users.trie.sequences.facts.passes = True  # else four are the most for so few tokens
     session = users.trie._resume(prompt := list(range(100, 120)), "")
-    assert [point.at for point in session.checkpoints] == [3, 6]
+    assert [point.at for point in session.checkpoints] == [2, 4, 6, 8, 10, 12][:most]
     users.prefill(session, prompt)
     session.close()
