@@ -16,7 +16,7 @@ import pytest
 from runner.model.scans import functions, gpu, kernel
 from scripts.tools.device.scans import SMALL, Case, cuts_of, distance, in_parts, one_text
 from tests import ROOT
-from tests.unit.test_kernel_memory import Guarded
+from tests.lib.kernels import Guarded
 
 _Results = tuple[mx.array, mx.array]
 _CPP = {mx.float32: "float", mx.bfloat16: "bfloat", mx.bool_: "bool", "Shape": "int*", "Strides": "int64_t*"}
