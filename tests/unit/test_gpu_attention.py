@@ -62,7 +62,7 @@ def test_the_kernels_attend_as_mlx_does(tmp_path: Path, monkeypatch: pytest.Monk
         mx.random.seed(columns)
         shapes = ((2, heads, 1, width), (3, groups, columns, width), (3, groups, columns, out))
         q, k, v = map(mx.random.normal, shapes)
-        first, seen = mx.array([columns - 7, 3]), mx.array([columns - 20, 1])
+        first, seen = mx.array([columns - 7, 3]), mx.array([columns - 20, 2])
         mask = (mx.arange(columns) - first[:, None]) % columns < seen[:, None]
         right = mx.fast.scaled_dot_product_attention(q, k[:2], v[:2], scale=0.3, mask=mask[:, None, None])
         found = attention.attend_columns(q, k[:2], v[:2], first, seen, 0.3)
