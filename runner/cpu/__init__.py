@@ -5,9 +5,9 @@ is loaded before MLX with RTLD_GLOBAL, the library's functions replace MLX's, in
 library, answers are the same up to rounding, but take many times longer.
 
 * `_shim`, from `blas.c`, replaces the reference BLAS. It divides products among its own threads (`pool.h`). `rows.h`
-  computes products with transposed matrices, the OpenBLAS inside numpy's wheel all others. OpenBLAS's own threads
-  are not used: with them, a product takes many times as long while other programs use the cores, and the last bits of
-  the result depend on the number of threads.
+  computes products of float32 on processors with AVX2, the OpenBLAS inside numpy's wheel all others. OpenBLAS's own
+  threads are not used: with them, a product takes many times as long while other programs use the cores, and the last
+  bits of the result depend on the number of threads.
 * `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights, the choice
   of experts and their sums, attention, rotary positions, norms, elementwise functions, convolutions of single channels,
   and joins. It adds the scans of recurrences (`scans.h`), which `runner.model.scans` asks for. `_kernels` is loaded

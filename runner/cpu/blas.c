@@ -1,10 +1,10 @@
 /* A fast BLAS for MLX's CPU wheel, which links the single-threaded Netlib reference BLAS.
  *
  * libmlx.so imports exactly three CBLAS functions. Loaded with RTLD_GLOBAL before libmlx.so, this file provides them.
- * Products with transposed matrices are computed here (rows.h). All others go to the OpenBLAS inside numpy's wheel, whose
- * functions take 64-bit sizes and are passed once to shim_use(): few rows go to gemv, since gemm would first pack the
- * whole matrix, which costs more than the product. Large products are computed in blocks, which threads may share. MLX
- * passes row-major operands only. */
+ * Products of float32 are computed here (rows.h), where the processor has wide vectors. Others go to the OpenBLAS inside
+ * numpy's wheel, whose functions take 64-bit sizes and are passed once to shim_use(): few rows go to gemv, since gemm
+ * would first pack the whole matrix, which costs more than the product. Large products are computed in blocks, which
+ * threads may share. MLX passes row-major operands only. */
 #include <malloc.h>
 #include <stdint.h>
 #include <string.h>
@@ -23,46 +23,60 @@ typedef void (*sgemv_fn)(int, int, size64, size64, float, const float *, size64,
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, FEW_ROWS = 4 };
 
-/* The type of functions for products with a transposed matrix. */
+/* The types of functions for products with a transposed matrix and with another one. */
 typedef void (*rows_fn)(size64, size64, size64, float, const float *, size64, const float *, size64, float, float *, size64);
+typedef void (*columns_fn)(size64, size64, size64, const float *, size64, size64, const float *, size64, float, float *, size64);
 enum {
+  MOST_ROWS = 6,    /* of a tile */
+  LINES = 12,       /* of a matrix that few rows take at a time */
   ANSWERS = 8,      /* the most rows of a decode step */
-  COPIED_FROM = 24, /* rows, beyond which weights are copied */
-  STRIP = 48,       /* columns of those */
+  COPIED_FROM = 24, /* rows, beyond which transposed weights are copied */
+  MANY_ROWS = 16,   /* those for others */
+  STRIP = 64,       /* columns of both */
   AT_ONCE = 768,    /* numbers of a row: a strip of them stays in the second-level cache */
   TURNED = 1 << 14, /* numbers copied at once, of rows whose numbers do not lie together */
 };
 
+static rows_fn rows_of; /* both are NULL where the processor has no wide vectors */
+static columns_fn columns_of;
+
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
 typedef float quarter __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define NAME(WORD) WORD##_avx512
 #define TARGET "avx512f"
 #define WIDTH 16
 #define TILE_ROWS 6
+#define SUMS 24
+#define LOADED(PLACE, COUNT) _mm512_maskz_loadu_ps((__mmask16)((1u << (COUNT)) - 1), PLACE)
+#define STORE(PLACE, COUNT, NUMBERS) _mm512_mask_storeu_ps(PLACE, (__mmask16)((1u << (COUNT)) - 1), (__m512)(NUMBERS))
 #include "rows.h"
 
 #define NAME(WORD) WORD##_avx2
 #define TARGET "avx2,fma"
 #define WIDTH 8
 #define TILE_ROWS 3
+#define SUMS 12
+#define FIRST(COUNT) (__m256i)((NAME(places)){0, 1, 2, 3, 4, 5, 6, 7} < (int)(COUNT))
+#define LOADED(PLACE, COUNT) _mm256_maskload_ps(PLACE, FIRST(COUNT))
+#define STORE(PLACE, COUNT, NUMBERS) _mm256_maskstore_ps(PLACE, FIRST(COUNT), (__m256)(NUMBERS))
 #include "rows.h"
 
-static rows_fn find_rows(void) {
+static void find_kernels(void) {
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) return rows_avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return rows_avx2;
-  return NULL;
+  if (__builtin_cpu_supports("avx512f")) rows_of = rows_avx512, columns_of = columns_avx512;
+  else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) rows_of = rows_avx2, columns_of = columns_avx2;
 }
 #else
-static rows_fn find_rows(void) { return NULL; }
+static void find_kernels(void) {}
 #endif
 
 static sgemm_fn sgemm;
 static dgemm_fn dgemm;
 static cgemm_fn cgemm;
 static sgemv_fn sgemv;
-static rows_fn rows_of; /* NULL where the processor has no wide vectors */
 static int share_many, share_few;
 
 enum {
@@ -93,7 +107,7 @@ void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v) {
   dgemm = d;
   cgemm = c;
   sgemv = v;
-  rows_of = find_rows();
+  find_kernels();
 }
 
 static int64_t calls, shared;
@@ -131,6 +145,9 @@ static void multiply(const sgemm_product *p, size64 row, size64 rows, size64 col
         for (size64 each = 0; each < count; each++) turned[each * p->k + i] = a[i * p->lda + first + each];
       rows_of(count, columns, p->k, p->alpha, turned, p->k, b, p->ldb, p->beta, c + first * p->ldc, p->ldc);
     }
+  } else if (columns_of && p->trans_b == NO_TRANS && p->alpha == 1) {
+    const int turned = p->trans_a == TRANS;
+    columns_of(rows, columns, p->k, a, turned ? 1 : p->lda, turned ? p->lda : 1, b, p->ldb, p->beta, c, p->ldc);
   } else if (p->trans_a == NO_TRANS && p->m <= FEW_ROWS && p->k > 0) { /* gemv does nothing for k == 0 */
     for (size64 each = 0; each < rows; each++) {
       const float *x = a + each * p->lda;
@@ -147,7 +164,7 @@ static void multiply(const sgemm_product *p, size64 row, size64 rows, size64 col
 
 /* The blocks of a product: large enough that packing them costs little, small enough for the threads to share. */
 static const double WORTH_SHARING = 4e6; /* operations */
-enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 96 };
+enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 128 };
 
 static int parts(size64 whole, size64 part) { return (int)((whole + part - 1) / part); }
 

@@ -924,7 +924,7 @@ void apply(const Formula &f, const float *x, const float *factor, float *out, si
 }
 
 void softmax(const float *x, float *out, size_t n) {
-  float top = -__builtin_inff(), sum = 0, rest[WIDTH];
+  float top = -__builtin_inff(), rest[WIDTH] = {0};
   size_t i = 0;
   V most = all(top), sums = V{};
   for (; i + WIDTH <= n; i += WIDTH) most = larger(load(x + i), most);
@@ -936,13 +936,14 @@ void softmax(const float *x, float *out, size_t n) {
     store(out + i, e);
     sums += e;
   }
-  if (i < n) {
-    memset(rest, 0, sizeof rest);
+  if (i < n) { /* in the same places as in a longer row */
     memcpy(rest, x + i, 4 * (n - i));
     V e = exponential(load(rest) - top);
-    for (size_t j = i; j < n; j++) out[j] = e[j - i], sum += e[j - i];
+    for (size_t j = 0; j < WIDTH; j++) rest[j] = j < n - i ? e[j] : 0;
+    memcpy(out + i, rest, 4 * (n - i));
+    sums += load(rest);
   }
-  const float factor = 1.0f / (sum + total(sums));
+  const float factor = 1.0f / total(sums);
   for (i = 0; i + WIDTH <= n; i += WIDTH) store(out + i, load(out + i) * factor);
   for (; i < n; i++) out[i] *= factor;
 }

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests import ROOT
-from tests.unit.test_kernel_memory import Guarded
+from tests.lib.kernels import Guarded
 
 _CPP = {
     mx.float32: "float",

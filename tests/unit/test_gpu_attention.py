@@ -29,7 +29,7 @@ def distance(columns: int, heads: int, groups: int, width: int, out: int) -> flo
     mx.random.seed(columns)
     shapes = ((2, heads, 1, width), (3, groups, columns, width), (3, groups, columns, out))
     q, k, v = map(mx.random.normal, shapes)
-    first, seen = mx.array([columns - 7, 3]), mx.array([columns - 20, 1])
+    first, seen = mx.array([columns - 7, 3]), mx.array([columns - 20, 2])
     mask = (mx.arange(columns) - first[:, None]) % columns < seen[:, None]
     right = mx.fast.scaled_dot_product_attention(q, k[:2], v[:2], scale=0.3, mask=mask[:, None, None])
     found = attention.attend_columns(q, k[:2], v[:2], first, seen, 0.3)

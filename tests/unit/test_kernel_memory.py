@@ -1,7 +1,6 @@
 """Kernels touch nothing beside their arrays, which end where nothing may be read; vectors of any width do the same."""
 
 import ctypes
-import mmap
 import os
 import platform
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from runner import cpu
-from tests.lib.kernels import library
+from tests.lib.kernels import Guarded, library
 from tests.lib.programs import python
 from tests.unit.test_kernels import PACKINGS, made
 
@@ -99,25 +98,6 @@ class _Convolution(ctypes.Structure):
         ("n", ctypes.c_size_t),
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
     )
-
-
-class Guarded:
-    """Arrays of numbers, each at the end of pages that are followed by one that nobody may read or write."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._kept: list[mmap.mmap] = []
-
-    def __call__(self, data: "np.ndarray[Any, Any]") -> int:
-        page = mmap.PAGESIZE
-        size = -(-data.nbytes // page) * page
-        memory = mmap.mmap(-1, size + page)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        assert self._libc.mprotect(ctypes.c_void_p(begin + size), ctypes.c_size_t(page), mmap.PROT_READ * 0) == 0
-        place = begin + size - data.nbytes
-        ctypes.memmove(place, data.tobytes(), data.nbytes)
-        self._kept.append(memory)
-        return place
 
 
 def check_bounds(table: _Kernels) -> None:

@@ -486,6 +486,13 @@ def test_functions_are_those_of_mlx(name: str) -> None:
         assert np.allclose(found, wanted, rtol=2e-6, atol=1e-8 if special else 1e-7, equal_nan=special)
 
 
+def test_what_is_not_seen_changes_no_bit_of_a_softmax() -> None:
+    x = made(3, 70)
+    for seen in (1, 5, 16, 33):
+        hidden = mx.where(mx.arange(70) < seen, x, -mx.inf)
+        assert mx.array_equal(mx.softmax(x[:, :seen], axis=-1), mx.softmax(hidden, axis=-1)[:, :seen])
+
+
 @pytest.mark.parametrize("name", ["gelu", "gelu, roughly", "a soft cap", "clamped"])
 def test_a_function_takes_its_steps_at_once_and_the_same_for_each_number(name: str) -> None:
     x = 4 * made(5, 9001)

@@ -62,16 +62,12 @@ def test_an_architecture_with_packed_weights(name: str) -> None:
 
 
 ROUNDED = ("deepseek_v32", "glm_moe_dsa")
-"""Their sparse attention is MLX's own products."""
+"""A token attends to its chosen keys in the order in which a partition of all keys leaves them."""
 CUT_OTHERWISE = {
-    "deepseek_v41": "products of an indexer",
-    "gemma2": "attention of its own",
-    "iquestloopcoder": "products of gates",
-    "kimi_k3": "products with one column",
+    "deepseek_v41": "the keys of a window lie before those that a partition chose",
     "phi3small": BOUNDARY_DEPENDENT["phi3small"],
-    "recurrent_gemma": "products of gates",
 }
-"""Architectures that round otherwise over few tokens: products with matrices that are not transposed (gemv, gemm)."""
+"""Architectures that round otherwise over few tokens, and why."""
 PACKED = partial(caching.packed, kinds={Linear, MultiLinear, SwitchLinear})
 FORMS: Mapping[str, Callable[[str], Tiny]] = {
     "float32": build,
