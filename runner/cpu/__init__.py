@@ -16,7 +16,7 @@ library, answers are the same up to rounding, but take many times longer.
 
 `preload` is called once, on the main thread, before `mlx` is imported. Read this module first; then `blas.c`, `pool.h`
 and `rows.h`; then `kernels.h`, `mlx.cpp` with `operation.h`, and `simd.h`. `cores` counts the cores for the threads of
-prompts.
+prompts, and `pages` moves weights to huge pages.
 """
 
 import ctypes

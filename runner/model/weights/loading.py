@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from runner.cpu.pages import use_huge_pages
 from runner.device import device
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
@@ -160,6 +161,8 @@ def settle(module: Module, types: DtypePlan) -> None:
     if types.dtype is not None and types.dtype == mx.float32:
         widen_embeddings(module)
     mx.eval(module.state)
+    if device() == "cpu":
+        use_huge_pages(parameters_of(module).values())
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
