@@ -1,8 +1,8 @@
 """All layers of one sequence of tokens, moved together."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -11,8 +11,10 @@ from runner.cache.layers import adapt, flatten
 from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
-from runner.cache.layers.snapshot import GROUP_BYTES, Copy, Ledger, complete
+from runner.cache.layers.snapshot import GROUP_BYTES, Ledger, complete
 from runner.cache.sketch import LayerFacts
+
+Item = TypeVar("Item")
 
 
 class Totals:
@@ -81,45 +83,25 @@ class SequenceLayers:
         if not any(state.live for state in self.states):
             return
         self.page_out_unsliceable()
-        for group in self._paged_out(self.states):
+        for group in self._paged_out():
             for state in group:  # its buffers may come from a much longer conversation
                 state.trim(spare_room(self.offset))
             mx.eval([state.arrays() for state in group])
 
-    @staticmethod
-    def _paged_out(states: Iterable[LayerState]) -> Iterator[list[LayerState]]:
-        """Pages out the snapshots that a write into `states` would overwrite. Yields these layers in groups."""
-        group: list[LayerState] = []
-        copies: list[Copy] = []
-        for state in states:
-            if found := state.page_out():
-                group.append(state)
-                copies += found
-                if sum(array.nbytes for copy in copies for array in copy.owned.arrays) > GROUP_BYTES:
-                    complete(copies)
-                    yield group
-                    group, copies = [], []
-        complete(copies)
-        yield group
+    def _paged_out(self) -> Iterator[list[LayerState]]:
+        """Pages out the snapshots that a write into the layers would overwrite. Yields these layers in groups."""
+        found = ((state, copies) for state in self.states if (copies := state.page_out()))
+        for group in _groups(found, lambda each: sum(array.nbytes for copy in each[1] for array in copy.owned.arrays)):
+            complete([copy for _, copies in group for copy in copies])
+            yield [state for state, _ in group]
 
     def restore(self, missing: Sequence[tuple[LayerState, Sequence[Snapshot]]]) -> None:
         """Brings each of these layers to the end of its snapshots, whose bytes are not in the layer."""
-        group: list[tuple[LayerState, Sequence[Snapshot]]] = []
-        nbytes = 0
-        for state, snapshots in missing:
-            group.append((state, snapshots))
-            nbytes += state.nbytes + sum(snapshot.nbytes for snapshot in snapshots)
-            if nbytes > GROUP_BYTES:
-                self._restore(group)
-                group, nbytes = [], 0
-        self._restore(group)
-
-    @staticmethod
-    def _restore(group: Sequence[tuple[LayerState, Sequence[Snapshot]]]) -> None:
-        complete([copy for state, _ in group if state.sliceable for copy in state.page_out()])
-        for state, snapshots in group:
-            state.restore(snapshots)
-        mx.eval([state.arrays() for state, _ in group])
+        for group in _groups(missing, lambda each: each[0].nbytes + sum(snapshot.nbytes for snapshot in each[1])):
+            complete([copy for state, _ in group if state.sliceable for copy in state.page_out()])
+            for state, snapshots in group:
+                state.restore(snapshots)
+            mx.eval([state.arrays() for state, _ in group])
 
     def passing(self, count: int, offsets: Sequence[int]) -> AbstractContextManager[None]:
         """Surrounds the call of the model over the next `count` tokens, so that the layers hold what they need at the
@@ -189,7 +171,7 @@ class SequenceLayers:
         for state in self.states:
             if state.sliceable and not state.empty:
                 state.rewind(0)
-        for group in self._paged_out(self.states):
+        for group in self._paged_out():
             for state in group:
                 state.reset()
         for state in self.states:
@@ -238,3 +220,15 @@ class SequenceLayers:
     def live(self) -> set[Snapshot]:
         """Returns the snapshots that are live in these layers."""
         return {snapshot for state in self.states for snapshot in state.live}
+
+
+def _groups(items: Iterable[Item], nbytes: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yields the items in groups of more than GROUP_BYTES; the last group has what is left, which may be nothing."""
+    group, held = list[Item](), 0
+    for item in items:
+        group.append(item)
+        held += nbytes(item)
+        if held > GROUP_BYTES:
+            yield group
+            group, held = [], 0
+    yield group

@@ -132,7 +132,7 @@ class Generation:
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
-        if not on_cuda():  # whose driver waits for the device to free buffers, and to map new ones for the next prompt
+        if not on_cuda():  # where freed buffers go back to the driver, and the next prompt waits for others
             mx.clear_cache()  # the next forwards need buffers of other sizes
         if self.drafter is not None:
             self.drafter.index(2 * count)

@@ -162,16 +162,16 @@ def with_unique_ways(regex: str) -> str:
     """Returns `regex` without captures and with each alternative once, or as it is if it has parts that `_REGEX_PART`
     does not match. llguidance panics at alternatives that are equal but for captures, as in `aaa|(a)aa`."""
     parts = _REGEX_PART.findall(regex)
-    opened = [[""]]  # the alternatives of each group that is still open
-    for part in parts:
-        if part == ")" and len(opened) > 1:
-            opened[-2][-1] += "|".join(dict.fromkeys(opened.pop())) + part
+    opened: list[list[list[str]]] = [[[]], [[]]]  # the parts of each alternative, of each group that is still open
+    for part in [*parts, ")"]:  # the whole is a group, too
+        if part == ")" and 1 < len(opened) < 300:  # llguidance refuses as many groups in each other
+            opened[-2][-1] += ["|".join(dict.fromkeys(map("".join, opened.pop()))), part]
         elif part == "|":
-            opened[-1].append("")
+            opened[-1].append([])
         else:
-            opened[-1][-1] += "(?:" if part[0] == "(" and part[-1] != ":" else part
-            opened += [[""]] if part[0] == "(" else []
-    return "|".join(dict.fromkeys(opened[0])) if len(opened) == 1 and "".join(parts) == regex else regex
+            opened[-1][-1].append("(?:" if part[0] == "(" and part[-1] != ":" else part)
+            opened += [[[]]] if part[0] == "(" else []
+    return opened[0][0][0] if [*map(len, opened[0])] == [2] and "".join(parts) == regex else regex
 
 
 def _flat(elements: Sequence[Node]) -> list[Node]:

@@ -39,7 +39,10 @@ class ForkServer(NamedTuple):
         or lower its priority (SLOW) unless it has ended. Does nothing if the process is gone."""
         if self.child is not None:
             with suppress(OSError):
-                socket.send_fds(self.child.connection, [ORDER.pack(action, number)], channel)
+                if channel:
+                    socket.send_fds(self.child.connection, [ORDER.pack(action, number)], channel)
+                else:  # macOS cannot receive an empty list of descriptors
+                    self.child.connection.send(ORDER.pack(action, number))
 
     def close(self) -> None:
         """Ends the process."""
@@ -95,8 +98,6 @@ class Worker:
         self.key = key
         self.number = number
         self.fork_server = fork_server
-        self.memory_bytes = memory_bytes
-        """The limit on the memory of the process."""
         self.death = f"it takes more than {sized(memory_bytes)} of memory, or crashes llguidance; make it simpler"
         """The probable reason if the process ends without a message."""
         self.nbytes = 0
@@ -119,10 +120,9 @@ class Worker:
     def send(self, step: Follow) -> None:
         """Starts to compute the state after `step`. Raises RequestError if the process is gone."""
         message = encode_message(step)
-        try:
+        sent = 0
+        with suppress(OSError):
             sent = self.channel.send(message)
-        except OSError:
-            sent = 0
         if sent < len(message):
             self.broken = True
             raise RequestError(self.death)

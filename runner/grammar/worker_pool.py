@@ -121,7 +121,7 @@ class WorkerPool:
             with suppress(RequestError):  # the process may have ended
                 return worker, await self._beginning(worker)
         worker = await self._fork(key)
-        return worker, await self._beginning(worker, encode_message(Compile(key, worker.memory_bytes)))
+        return worker, await self._beginning(worker, encode_message(Compile(key, self.worker_bytes)))
 
     def _take_kept(self, key: bytes) -> Worker | None:
         for worker in [worker for worker in self._kept if worker.key == key]:

@@ -1,7 +1,7 @@
 """Imports aiohttp's server without modules that it imports and a runner does not use: half of the time of the import.
 
 `aiohttp/__init__.py` imports the client, and the client reads all certificates of the system. The server imports code
-for cookies, forms, files, WebSockets and proxies.
+for forms, files, WebSockets and proxies.
 """
 
 import builtins
@@ -18,14 +18,13 @@ _NAME = "aiohttp"
 _VERSION = re.compile(r'^__version__ = "(3\.14\..+)"$', re.MULTILINE)
 """The versions whose imports are known. Other versions are imported whole."""
 _UNUSED = (
-    *("attr", "email.message", "email.parser", "email.policy", "email.utils", "http.cookies", "idna", "netrc"),
-    *("tempfile", "urllib.request", "._cookie_helpers", ".http_websocket", ".multipart"),
-    *(".web_fileresponse", ".web_ws"),
+    *("attr", "email.message", "email.parser", "email.policy", "email.utils", "tempfile", "urllib.request"),
+    *(".http_websocket", ".multipart", ".web_fileresponse", ".web_ws"),
 )
 
 
 def import_server() -> None:
-    """Imports `aiohttp.web`, with stand-ins in place of modules that aiohttp and yarl import. All other code that
+    """Imports `aiohttp.web`, with stand-ins in place of modules that aiohttp imports. All other code that
     imports such a module gets the module itself. Does nothing if aiohttp is already imported."""
     spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
@@ -39,7 +38,7 @@ def import_server() -> None:
     original = builtins.__import__
 
     def lean(name: str, into: Mapping[str, object] | None = None, *rest: Any) -> ModuleType:
-        if into is not None and into.get("__package__") in (_NAME, "yarl"):
+        if into is not None and into.get("__package__") == _NAME:
             if name == "ssl":
                 raise ImportError("aiohttp then does without it")
             if (full := f".{name}" if any(rest[2:]) else name) in _UNUSED:

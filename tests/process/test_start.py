@@ -19,11 +19,10 @@ WATCHED = (sys.executable, str(Path(__file__).parent / "watched.py"))
 NEVER = (
     *("aiohttp.client", "aiohttp.client_reqrep", "aiohttp.connector", "aiohttp.cookiejar", "aiohttp.tracing"),
     *("aiohttp.formdata", "aiohttp.http_websocket", "aiohttp.multipart", "aiohttp.web_fileresponse", "aiohttp.web_ws"),
-    *("attr", "email", "http.client", "http.cookies", "idna", "ssl", "urllib.request", "aiohappyeyeballs"),
+    *("attr", "email", "http.client", "ssl", "urllib.request", "aiohappyeyeballs", "prometheus_client", "rich"),
     *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
     *("mlx_lm.generate", "mlx_lm.utils", "mlx_lm.tokenizer_utils"),
-    *("importlib.metadata", "multiprocessing", "unittest", "pytest"),
-    *("prometheus_client", "rich", "runner.numbers.metrics"),
+    *("importlib.metadata", "multiprocessing", "unittest", "pytest", "runner.numbers.metrics"),
 )
 """Modules that the server never uses. Importing one takes a large part of the time of a start."""
 

@@ -11,7 +11,7 @@ Buffers = list[mx.array]
 """Keys, then values, each [B, H, L, D] with L tokens. If quantized: three arrays of keys, then three of values."""
 TOGETHER_BYTES = 1 << 20
 """The bytes of copies that are worth an evaluation: for fewer, the overhead is longer than the copying."""
-GROUP_BYTES = 64 << 20
+GROUP_BYTES = 8 << 20
 """The bytes of layers that are copied in one evaluation. Each evaluation waits for the device, but all layers together
 would need as much memory again."""
 

@@ -3,6 +3,8 @@
 import re
 import warnings
 from random import Random
+from time import process_time
+from timeit import timeit
 
 import pytest
 from hypothesis import assume, given, note, settings
@@ -79,6 +81,10 @@ def test_a_regex_with_each_alternative_once_means_the_same(text: str) -> None:
 
     with warnings.catch_warnings(action="ignore"):
         assert means(with_unique_ways(text)) == means(text)
+
+
+def test_the_time_for_a_long_regex_does_not_grow_with_its_square() -> None:
+    assert timeit(lambda: with_unique_ways("(a)" * 300_000), timer=process_time, number=1) < 3
 
 
 @pytest.mark.parametrize(("pattern", "good", "bad"), [(r"\d", "7", "٣"), (r"\w", "z", "é"), (r"\W", "é", "_")])

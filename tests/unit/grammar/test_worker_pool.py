@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from random import Random
 from threading import Thread
 from time import monotonic
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -21,7 +23,7 @@ from runner.errors import RequestError
 from runner.grammar import worker as worker_module
 from runner.grammar import worker_pool
 from runner.grammar.guide import Guide
-from runner.grammar.messages import CompilerSetup, State
+from runner.grammar.messages import KILL, ORDER, CompilerSetup, State
 from runner.grammar.worker import ForkServer, Worker
 from runner.grammar.worker_pool import WorkerPool
 from runner.process import child as child_module
@@ -351,14 +353,13 @@ async def test_everything_ends_when_the_runner_does(bench: Bench) -> None:
 
 
 UNREADABLE = "its grammar process sent an unreadable message: send it again"
-BODIES = {
-    "no MessagePack": b"\xc1\xff\x00",
-    "cut off": msgspec.msgpack.encode(State(error="a"))[:-1],
-    "of another type": b"\x92\x01\x02",
-}
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+@pytest.mark.parametrize(
+    "body",
+    [b"\xc1\xff\x00", msgspec.msgpack.encode(State(error="a"))[:-1], b"\x92\x01\x02"],
+    ids=["no MessagePack", "cut off", "of another type"],
+)
 def test_an_unreadable_message_fails_the_answer_and_breaks_the_worker(body: bytes) -> None:
     closed: list[Worker] = []
     worker = Worker(b"", 1, ForkServer(), 1 << 20, closed.append)
@@ -408,3 +409,11 @@ async def test_a_fork_server_that_says_nothing_is_given_up_and_started_again(
         with pytest.raises(RequestError, match=r"^Format: the compiler process was not ready within 0\.1 s$"):
             await bench.grammar(ConstString("a"))
     assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
+
+
+def test_an_order_without_a_descriptor_has_no_list_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "send_fds")  # macOS cannot receive an empty list
+    near, far = socket.socketpair()
+    with near, far:
+        ForkServer(SimpleNamespace(connection=near)).order(KILL, 7)  # type: ignore[arg-type]
+        assert far.recv(99) == ORDER.pack(KILL, 7)
