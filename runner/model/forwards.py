@@ -18,7 +18,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from runner.model.latent import choose_form
-from runner.model.scans.functions import FUNCTIONS, METHODS
+from runner.model.scans.functions import FUNCTIONS, METHODS, constants
+from runner.model.scans.kernel import cpu_kernel, on_cpu
 
 _MODELS = ("mlx_lm.models.", "mlx_vlm.models.", "runner.model.modules.")
 _APART = re.compile(r"(.+\.ffn)\.experts\.(\d+)\.(w1|v1|w2)\.(\w+)")
@@ -48,12 +49,25 @@ _WINDOWS: Mapping[str, Callable[..., Any]] = {"_window_indices": lambda own, **s
 """The keys of a window that lie before the chosen ones: those that a token does not have go first."""
 
 
+def sparsemixer(
+    own: Callable[..., tuple[mx.array, mx.array]], gates: mx.array, *, top_k: int, jitter_eps: float
+) -> tuple[mx.array, mx.array]:
+    """Chooses the experts of Phi MoE and their weights, in one operation if the kernels are in use."""
+    kernel = cpu_kernel("sparsemixer") if on_cpu() and gates.dtype == mx.float32 and gates.size else None
+    if kernel is None:
+        return own(gates, top_k=top_k, jitter_eps=jitter_eps)
+    shape = (*gates.shape[:-1], top_k)
+    like = {"output_shapes": [shape, shape], "output_dtypes": [mx.uint32, mx.float32]}
+    chosen, weights = kernel(inputs=[gates, constants(2 * jitter_eps)], **like)
+    return chosen, weights
+
+
 def replace_forwards() -> None:
     """Replaces these parts in all modules of models that were imported so far. Call it after each import of one: a
     module may have imported others, whose classes it uses."""
     for name, module in [*sys.modules.items()]:
         if name.startswith(_MODELS):
-            _replace(module, {**FUNCTIONS, **_SORTING, **_WINDOWS})
+            _replace(module, {**FUNCTIONS, **_SORTING, **_WINDOWS, "sparsemixer": sparsemixer})
             _mend_dbrx(module)
             for kind in vars(module).values():
                 if isinstance(kind, type) and kind.__module__ == name:

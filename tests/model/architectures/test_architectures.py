@@ -67,7 +67,7 @@ FORMS: Mapping[str, Callable[[str], Tiny]] = {
     "8 bits": PACKED,
     "mxfp4": partial(PACKED, bits=4, mode="mxfp4"),
 }
-EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "mixtral", "glm4_moe", "phixtral")
+EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "mixtral", "phimoe", "phixtral")
 """Of those with experts: one of each way to choose them, beside layers of all kinds. mlx-lm sorts 64 rows and more."""
 
 
