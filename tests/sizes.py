@@ -10,7 +10,7 @@ from tests import ROOT
 
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
 CEILINGS: Mapping[str, int] = {
-    "runner/model": 5_700,
+    "runner/model": 5_735,
     "runner/media": 4_660,
     "runner/drafts": 4_390,
     "runner/cache": 4_750,
@@ -33,9 +33,9 @@ CEILINGS: Mapping[str, int] = {
     "runner/cpu": 520,
     "runner/kv_bits": 330,
     "tests": 64_545,
-    "runner": 45_970,
+    "runner": 46_000,
     "scripts": 19_440,
-    "core": 16_580,
+    "core": 16_610,
     "protocol": 1_660,
 }
 """By folder; `runner/*.py` are the files beside the folders, `core` the folders of CORE together."""

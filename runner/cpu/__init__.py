@@ -10,9 +10,9 @@ library, answers are the same up to rounding, but take many times longer.
   bits of the result depend on the number of threads.
 * `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights, the choice
   of experts and their sums, attention, rotary positions, norms, elementwise functions, convolutions of single channels,
-  and joins. It adds the scans of recurrences (`scans.h`), which `runner.model.scans` asks for. `_kernels` is loaded
-  only for the MLX version that it was built for. In forwards over texts of different lengths, padding is left out
-  (`asks_for`).
+  and joins. It adds the scans of recurrences (`scans.h`) and the choice of Phi MoE, which `runner.model` asks for.
+  `_kernels` is loaded only for the MLX version that it was built for. In forwards over texts of different lengths,
+  padding is left out (`asks_for`).
 
 `preload` is called once, on the main thread, before `mlx` is imported. Read this module first; then `blas.c`, `pool.h`
 and `rows.h`; then `kernels.h`, `mlx.cpp` with `operation.h`, and `simd.h`. `cores` counts the cores for the threads of

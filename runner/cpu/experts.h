@@ -90,6 +90,46 @@ struct ChosenNumbers {
   }
 };
 
+/* Choices as Phi MoE makes them: one expert after the other, each with its weight among those left whose numbers are close
+ * to its own. Inputs: x, and how close [1]. Outputs: the experts, and their weights. */
+struct Sparsemixer {
+  static constexpr const char *name = "FastSparsemixer";
+  const Kernels *table;
+  int count = 0;
+  bool operator==(const Sparsemixer &) const = default;
+
+  std::vector<mx::Shape> shapes(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = count;
+    return {shape, shape};
+  }
+  std::vector<mx::Dtype> types() const { return {mx::uint32, mx::float32}; }
+  void check(const Arrays &in) const {
+    const bool fits = in.size() == 2 && in[0].dtype() == mx::float32 && in[0].ndim() >= 1 && in[0].size() > 0 && count <= in[0].shape(-1) && in[1].size() == 1 && in[1].dtype() == mx::float32;
+    if (!fits) throw std::invalid_argument("[runner_sparsemixer] These inputs are not those of a choice.");
+  }
+  void run(const Arrays &in, Arrays &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    allocate(out[0]), allocate(out[1]);
+    encoder.dispatch([self = *this, rows = Rows(x), n = (size_t)x.shape(-1), close = whole(in[1], encoder).data<float>(), chosen = out[0].data<uint32_t>(), weights = out[1].data<float>()] {
+      each_row(rows.count, 64, rows.count * n * self.count * 16, [&](size_t row) {
+        const float *numbers = (const float *)rows[row];
+        float *left = scratch(2 * n), *band = left + n;
+        memcpy(left, numbers, sizeof(float) * n);
+        for (int i = 0; i < self.count; i++) {
+          const size_t best = std::max_element(left, left + n) - left; /* the first of several */
+          const float top = left[best];
+          for (size_t j = 0; j < n; j++) band[j] = (top - numbers[j]) / std::max(std::abs(numbers[j]), top) > *close ? -INFINITY : left[j];
+          self.table->softmax(band, band, n);
+          chosen[row * self.count + i] = best;
+          weights[row * self.count + i] = band[best];
+          left[best] = -INFINITY;
+        }
+      });
+    });
+  }
+};
+
 /* The product of each matrix of x with that of the expert that was chosen for it; or of each row of x, [..., k], of several
  * experts; and what follows.
  *

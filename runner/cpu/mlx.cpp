@@ -538,15 +538,16 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
 EXPORT CustomKernelFunction cuda_kernel(const std::string &name, const std::vector<std::string> &input_names, const std::vector<std::string> &output_names,
                                         const std::string &source, const std::string &header, bool ensure_row_contiguous, int shared_memory) {
   const int rule = kernels ? rule_of(name) : -1;
-  const bool gates = kernels && name == "runner_gates";
-  if (rule < 0 && !gates) return own_cuda_kernel(name, input_names, output_names, source, header, ensure_row_contiguous, shared_memory);
-  return [rule, gates, table = kernels](const Arrays &in, const std::vector<Shape> &, const std::vector<Dtype> &types, std::tuple<int, int, int>, std::tuple<int, int, int>,
+  const bool gates = kernels && name == "runner_gates", mixes = kernels && name == "runner_sparsemixer";
+  if (rule < 0 && !gates && !mixes) return own_cuda_kernel(name, input_names, output_names, source, header, ensure_row_contiguous, shared_memory);
+  return [rule, gates, mixes, table = kernels](const Arrays &in, const std::vector<Shape> &shapes, const std::vector<Dtype> &types, std::tuple<int, int, int>, std::tuple<int, int, int>,
                                         std::vector<std::pair<std::string, TemplateArg>>, std::optional<float>, bool, StreamOrDevice s) {
     auto checked = [&](auto operation) {
       operation.check(in);
       return make(s, std::move(operation), in);
     };
     if (gates) return checked(Gating{table});
+    if (mixes) return checked(Sparsemixer{table, shapes.at(0).back()});
     Recurrence scan{rule, false, types.at(0), table};
     scan.masked = in.size() > scan.inputs() + 1;
     return checked(std::move(scan));

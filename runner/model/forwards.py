@@ -1,9 +1,9 @@
 """Replaces parts of the forwards of mlx-lm's and mlx-vlm's modules by faster ones with the same results.
 
 mlx-lm computes most recurrences token by token, with several operations each: the functions of `scans` compute all
-tokens at once. `latent` chooses the cheaper form of latent attention. On a CPU, rows are not sorted by their experts:
-products do that. The experts of DBRX are computed together here: mlx-lm computes them token by token in Python, and
-waits for each layer's choice of experts while it builds a forward.
+tokens at once. `latent` chooses the cheaper form of latent attention. Keys that an indexer has chosen are put in order.
+On a CPU, rows are not sorted by their experts: products do that. The experts of DBRX are computed together here: mlx-lm
+computes them token by token in Python, and waits for each layer's choice of experts while it builds a forward.
 """
 
 import re
@@ -18,7 +18,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from runner.model.latent import choose_form
-from runner.model.scans.functions import FUNCTIONS, METHODS
+from runner.model.scans.functions import FUNCTIONS, METHODS, constants
+from runner.model.scans.kernel import cpu_kernel, on_cpu
 
 _MODELS = ("mlx_lm.models.", "mlx_vlm.models.", "runner.model.modules.")
 _APART = re.compile(r"(.+\.ffn)\.experts\.(\d+)\.(w1|v1|w2)\.(\w+)")
@@ -33,16 +34,44 @@ _SORTING: Mapping[str, Callable[..., Any]] = {
 few tokens would round otherwise."""
 
 
+def _in_order(own: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """Returns the keys that an indexer of mlx-lm chooses for each token, in the order of the text. A partition leaves
+    them in an order that depends on all other keys, and sums over them would round otherwise."""
+    match found := own(*args, **kwargs):
+        case mx.array() if found.shape[-2] == 1:  # for several tokens, DeepSeek V3.2 makes a mask of them
+            return mx.sort(found, axis=-1)
+        case mx.array() as chosen, candidates:  # of DeepSeek V4.1, which has -1 for none: they go last
+            return mx.sort(chosen.view(mx.uint32), axis=-1).view(mx.int32), candidates
+    return found
+
+
+_WINDOWS: Mapping[str, Callable[..., Any]] = {"_window_indices": lambda own, **sizes: mx.sort(own(**sizes), axis=-1)}
+"""The keys of a window that lie before the chosen ones: those that a token does not have go first."""
+
+
+def sparsemixer(
+    own: Callable[..., tuple[mx.array, mx.array]], gates: mx.array, *, top_k: int, jitter_eps: float
+) -> tuple[mx.array, mx.array]:
+    """Chooses the experts of Phi MoE and their weights, in one operation if the kernels are in use."""
+    kernel = cpu_kernel("sparsemixer") if on_cpu() and gates.dtype == mx.float32 and gates.size else None
+    if kernel is None:
+        return own(gates, top_k=top_k, jitter_eps=jitter_eps)
+    shape = (*gates.shape[:-1], top_k)
+    like = {"output_shapes": [shape, shape], "output_dtypes": [mx.uint32, mx.float32]}
+    chosen, weights = kernel(inputs=[gates, constants(2 * jitter_eps)], **like)
+    return chosen, weights
+
+
 def replace_forwards() -> None:
     """Replaces these parts in all modules of models that were imported so far. Call it after each import of one: a
     module may have imported others, whose classes it uses."""
     for name, module in [*sys.modules.items()]:
         if name.startswith(_MODELS):
-            _replace(module, {**FUNCTIONS, **_SORTING})
+            _replace(module, {**FUNCTIONS, **_SORTING, **_WINDOWS, "sparsemixer": sparsemixer})
             _mend_dbrx(module)
             for kind in vars(module).values():
                 if isinstance(kind, type) and kind.__module__ == name:
-                    _replace(kind, METHODS)
+                    _replace(kind, {**METHODS, "__call__": _in_order} if kind.__name__ == "Indexer" else METHODS)
                     if not name.startswith("mlx_vlm."):  # whose attention chooses by itself
                         choose_form(kind)
 

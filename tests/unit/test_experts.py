@@ -7,8 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.activations import silu
+from mlx_lm.models import phimoe
 from mlx_lm.models.activations import swiglu, swiglu_oai
 
+from runner.model.forwards import sparsemixer
 from tests.lib.kernels import calls, use
 from tests.unit.test_kernels import PACKINGS, Packing, assert_close, by_kernels, by_mlx, made, wide
 
@@ -60,6 +62,17 @@ def test_a_choice_is_that_of_mlx(form: str) -> None:
     found = by_kernels(lambda: CHOICES[form](x)) if form != "by columns" else CHOICES[form](x)
     assert form not in AT_ONCE or calls() == before + 1
     assert mx.array_equal(found, by_mlx(lambda: CHOICES[form](x)))
+
+
+def test_phi_moe_chooses_as_in_mlx_lm_in_one_operation() -> None:
+    own = getattr(phimoe.sparsemixer, "__wrapped__", phimoe.sparsemixer)
+    gates = mx.concatenate([x := made(99, 11), mx.round(x), 1 + x / 50, mx.array([[mx.nan] + [1] * 10])])
+    mx.eval(gates)
+    before, found = calls(), sparsemixer(own, gates, top_k=3, jitter_eps=0.01)
+    mx.eval(found)
+    assert calls() == before + 1
+    for one, other in zip(found, own(gates, top_k=3, jitter_eps=0.01), strict=True):
+        np.testing.assert_allclose(wide(one), wide(other), rtol=1e-6)
 
 
 NUMBERS: dict[str, Form] = {

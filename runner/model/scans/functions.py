@@ -199,7 +199,7 @@ def _computed(
     if kernel is None:
         return None
     decays, beside = kernel(
-        inputs=[x, bias, logarithms, _numbers(*limits), *other],
+        inputs=[x, bias, logarithms, constants(*limits), *other],
         output_shapes=[x.shape, (other[0] if other else x).shape],
         output_dtypes=[mx.float32] * 2,
     )
@@ -207,8 +207,9 @@ def _computed(
 
 
 @cached
-def _numbers(*numbers: float) -> mx.array:
-    return mx.array(numbers)
+def constants(*given: float) -> mx.array:
+    """Returns an array of these numbers: the same one each time, which no graph has to compute."""
+    return mx.array(given)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

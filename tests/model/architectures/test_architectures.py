@@ -57,17 +57,9 @@ def test_an_architecture(name: str, tmp_path: Path, subtests: pytest.Subtests) -
 def test_an_architecture_with_packed_weights(name: str) -> None:
     """Kimi K3 packs its own layers."""
     caching.changes_no_answer_by_leaving_out_padding(name)
-    if name not in ROUNDED:
-        caching.answers_together_as_alone_to_the_bit(name)
+    caching.answers_together_as_alone_to_the_bit(name)
 
 
-ROUNDED = ("deepseek_v32", "glm_moe_dsa")
-"""A token attends to its chosen keys in the order in which a partition of all keys leaves them."""
-CUT_OTHERWISE = {
-    "deepseek_v41": "the keys of a window lie before those that a partition chose",
-    "phi3small": BOUNDARY_DEPENDENT["phi3small"],
-}
-"""Architectures that round otherwise over few tokens, and why."""
 PACKED = partial(caching.packed, kinds={Linear, MultiLinear, SwitchLinear})
 FORMS: Mapping[str, Callable[[str], Tiny]] = {
     "float32": build,
@@ -75,7 +67,7 @@ FORMS: Mapping[str, Callable[[str], Tiny]] = {
     "8 bits": PACKED,
     "mxfp4": partial(PACKED, bits=4, mode="mxfp4"),
 }
-EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "mixtral", "glm4_moe", "phixtral")
+EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "mixtral", "phimoe", "phixtral")
 """Of those with experts: one of each way to choose them, beside layers of all kinds. mlx-lm sorts 64 rows and more."""
 
 
@@ -86,7 +78,7 @@ EXPERTS = ("gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear", "deepseek_v3", "
 def test_a_text_may_be_cut_anywhere(name: str, form: str) -> None:
     if not in_front():
         pytest.skip("MLX's own products depend on the number of rows")
-    assert caching.computes_the_same_bits_wherever_a_text_is_cut(FORMS[form](name)) == (name not in CUT_OTHERWISE)
+    assert caching.computes_the_same_bits_wherever_a_text_is_cut(FORMS[form](name)) == (name != "phi3small")
 
 
 def test_no_architecture_is_left_out() -> None:
