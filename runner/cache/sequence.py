@@ -13,6 +13,7 @@ from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
 from runner.cache.layers.snapshot import GROUP_BYTES, Ledger, complete
 from runner.cache.sketch import LayerFacts
+from runner.device import device
 
 Item = TypeVar("Item")
 
@@ -224,11 +225,11 @@ class SequenceLayers:
 
 def _groups(items: Iterable[Item], nbytes: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Yields the items in groups of more than GROUP_BYTES; the last group has what is left, which may be nothing."""
-    group, held = list[Item](), 0
+    group, held, most = list[Item](), 0, GROUP_BYTES[device()]
     for item in items:
         group.append(item)
         held += nbytes(item)
-        if held > GROUP_BYTES:
+        if held > most:
             yield group
             group, held = [], 0
     yield group

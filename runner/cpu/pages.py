@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -14,6 +15,7 @@ HUGE = 1 << 21
 """The bytes of a huge page."""
 _APART = mmap.PAGESIZE + 64
 """The most bytes between arrays that follow one another: a part of a page, and the header of a piece of memory."""
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _COLLAPSE = 25
 """`MADV_COLLAPSE`: to make a huge page at once, since Linux 6.1. Older versions make some in the background."""
 
@@ -21,7 +23,7 @@ _COLLAPSE = 25
 def use_huge_pages(arrays: Iterable[Any]) -> Thread | None:
     """Moves arrays that lie together, each in one piece, to huge pages. Returns the thread that does it; None if there
     is nothing to move. The arrays may be used, and freed, meanwhile."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or _forbidden():
         return None
     spans: list[tuple[int, int]] = []
     views = [memoryview(each) for each in arrays]
@@ -35,6 +37,14 @@ def use_huge_pages(arrays: Iterable[Any]) -> Thread | None:
     thread = Thread(target=_move, args=(pages,), name="huge pages", daemon=True)
     thread.start()
     return thread
+
+
+def _forbidden() -> bool:
+    """True if the system is set to have no huge pages: `MADV_COLLAPSE` alone would make them all the same."""
+    try:
+        return "[never]" in _SETTING.read_text()
+    except OSError:
+        return True
 
 
 def _span(view: memoryview) -> tuple[int, int]:

@@ -10,7 +10,6 @@ import pytest
 from runner.cpu import pages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
-_GIVEN = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SIZE = 8 * pages.HUGE
 
 
@@ -21,7 +20,7 @@ def huge_bytes(array: bytearray) -> int:
     return sum(1024 * int(kb) for first, last, kb in mappings if int(first, 16) < end and start < int(last, 16))
 
 
-@pytest.mark.skipif(not _GIVEN.exists() or "[never]" in _GIVEN.read_text(), reason="this Linux gives no huge pages")
+@pytest.mark.skipif(pages._forbidden(), reason="this Linux gives no huge pages")
 def test_an_array_is_moved_and_keeps_its_contents() -> None:
     array = bytearray(range(256)) * (_SIZE // 256)
     thread = pages.use_huge_pages([array])
@@ -31,8 +30,20 @@ def test_an_array_is_moved_and_keeps_its_contents() -> None:
     assert array == bytearray(range(256)) * (_SIZE // 256)
 
 
+@pytest.mark.parametrize("setting", ["always madvise [never]\n", None])
+def test_nothing_is_moved_where_the_system_has_no_huge_pages(
+    setting: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "enabled"
+    if setting is not None:
+        path.write_text(setting)
+    monkeypatch.setattr(pages, "_SETTING", path)
+    assert pages.use_huge_pages([bytearray(_SIZE)]) is None
+
+
 def test_arrays_that_follow_one_another_share_huge_pages_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
+    monkeypatch.setattr(pages, "_forbidden", lambda: False)
     monkeypatch.setattr(pages, "_move", moved.extend)
     array = memoryview(bytearray(_SIZE))
     parts = [array[at : at + pages.HUGE // 4] for at in range(0, _SIZE, pages.HUGE // 4)]

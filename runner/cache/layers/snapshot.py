@@ -11,9 +11,9 @@ Buffers = list[mx.array]
 """Keys, then values, each [B, H, L, D] with L tokens. If quantized: three arrays of keys, then three of values."""
 TOGETHER_BYTES = 1 << 20
 """The bytes of copies that are worth an evaluation: for fewer, the overhead is longer than the copying."""
-GROUP_BYTES = 8 << 20
-"""The bytes of layers that are copied in one evaluation. Each evaluation waits for the device, but all layers together
-would need as much memory again."""
+GROUP_BYTES = {"cpu": 8 << 20, "gpu": 64 << 20}
+"""The bytes of layers that are copied in one evaluation, by device. Each evaluation waits for the device, a GPU's for
+longer, but all layers together would need as much memory again."""
 
 
 def own(x: mx.array) -> mx.array:

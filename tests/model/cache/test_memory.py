@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 
-from runner.cache import sequence
 from runner.cache.checkpoints import CheckpointPolicy
+from runner.cache.layers.snapshot import GROUP_BYTES
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.numbers.cache import cache_nodes
@@ -166,7 +166,7 @@ def test_every_token_is_held_once(kind: str) -> None:
 
 def test_going_back_to_a_conversation_needs_room_for_two_groups_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Group by group, here of a layer each, the one is copied out and the other moves in."""
-    monkeypatch.setattr(sequence, "GROUP_BYTES", 0)
+    monkeypatch.setitem(GROUP_BYTES, "cpu", 0)
     users = Users(deep())
     system = users.tokens(1000)
     prompts = [system + users.tokens(2000), system + users.tokens(2000), users.tokens(300)]
