@@ -71,8 +71,9 @@ def replace_forwards() -> None:
             _mend_dbrx(module)
             for kind in vars(module).values():
                 if isinstance(kind, type) and kind.__module__ == name:
-                    _replace(kind, {**METHODS, "__call__": _in_order} if kind.__name__ == "Indexer" else METHODS)
+                    _replace(kind, METHODS)
                     if not name.startswith("mlx_vlm."):  # whose attention chooses by itself
+                        _replace(kind, {"__call__": _in_order} if kind.__name__ == "Indexer" else {})
                         choose_form(kind)
 
 
